@@ -1,0 +1,143 @@
+// Package oci says what berth asks of an OCI runtime, whichever binary stands
+// behind it, and holds the types that travel between the flows in runtime and
+// the drivers in oci/runc.
+//
+// It owns the Runtime interface, the exit and process types and the errors. It
+// does not own the specification's content (oci/spec), the command line of a
+// binary (oci/runc) or the talk with the node's monitor (oci/monitor).
+//
+// On disk a container has a bundle, /run/berth/containers/<id>, with config.json
+// (written by WriteBundle), rootfs (mounted by image/rootfs) and exit.json
+// (written by the monitor once, when the container's init ends).
+package oci
+
+import (
+	"context"
+	"errors"
+	"io"
+	"syscall"
+	"time"
+
+	rspec "github.com/opencontainers/runtime-spec/specs-go"
+	"github.com/opencontainers/runtime-spec/specs-go/features"
+)
+
+// Sentinels of the package; test with errors.Is.
+var (
+	// ErrNotFound: the runtime knows no container of that id.
+	ErrNotFound = errors.New("container not found in the runtime")
+	// ErrExists: a container of that id exists already.
+	ErrExists = errors.New("container exists in the runtime")
+	// ErrNotRunning: the container's init has ended or was never started.
+	ErrNotRunning = errors.New("container is not running")
+	// ErrMonitorUnavailable: the node's monitor cannot be reached or started.
+	ErrMonitorUnavailable = errors.New("monitor unavailable")
+)
+
+// ExecError is a runtime command that ended with a failure.
+type ExecError struct {
+	Args     []string // the command line
+	ExitCode int      // -1 when killed or never started
+	Stderr   string   // what it said, trimmed and bounded to 4 KiB
+	Err      error    // the cause, when it is one of the sentinels or an os error
+}
+
+// IO says where a container's standard streams go. It is fixed at creation.
+type IO struct {
+	LogPath   string // CRI log file, absolute; empty: output is read and discarded
+	Terminal  bool   // a pty; stderr is merged into stdout
+	Stdin     bool   // keep a stdin pipe for attach; otherwise /dev/null
+	StdinOnce bool   // close stdin when the first attach session ends
+	MaxLine   int    // bytes of one log piece; 0 means 16384
+	UID, GID  uint32 // owner given to the pipes or pty, so a non-root process may reopen /dev/stderr
+}
+
+// CreateRequest is what Create needs; the bundle holds config.json already.
+type CreateRequest struct {
+	ID     string
+	Bundle string // absolute directory
+	IO     IO
+}
+
+// Process is a container's init as the kernel knows it.
+type Process struct {
+	PID       int
+	StartTime uint64 // field 22 of /proc/<pid>/stat, clock ticks since boot: with PID it names the process for this boot
+}
+
+// Exit is the end of a container's init.
+type Exit struct {
+	ID        string
+	Code      int32 // 0..255; 128+n for signal n; 255 when Unknown is set
+	OOMKilled bool  // init died of SIGKILL and the cgroup's oom_kill counter rose in this life
+	At        time.Time
+	Unknown   string // why the code is not known; empty when it is
+}
+
+// Handle names a container that an earlier daemon made.
+type Handle struct {
+	ID      string
+	Bundle  string
+	Process Process
+}
+
+// State is what Restore found out about a Handle.
+type State struct {
+	Running bool
+	Exit    *Exit // set when the init has ended
+}
+
+// ExecRequest is one process run in a container to its end (CRI ExecSync).
+type ExecRequest struct {
+	Process *rspec.Process
+	Timeout time.Duration // 0: none
+	Limit   int64         // bytes kept of each stream, the rest is drained and dropped
+	Stdin   io.Reader     // nil: /dev/null
+}
+
+// ExecResult is the end of an exec.
+type ExecResult struct {
+	Stdout, Stderr []byte
+	ExitCode       int32
+	Truncated      bool // a stream was longer than Limit
+}
+
+// ErrExecTimeout: the exec's deadline passed and all its processes were killed.
+var ErrExecTimeout = errors.New("exec timed out")
+
+// Runtime drives one OCI runtime binary. All methods may be called from many
+// goroutines; calls for one container are ordered by the caller.
+type Runtime interface {
+	// Create spawns `create` as a child of the monitor. It blocks until the
+	// init waits for Start. On error nothing is left behind. ErrExists.
+	Create(ctx context.Context, r CreateRequest) (Process, error)
+	// Start lets the init run the user's process. Not idempotent.
+	Start(ctx context.Context, id string) error
+	// Signal sends sig to the init by pidfd. ErrNotRunning when it has ended.
+	Signal(id string, sig syscall.Signal) error
+	// KillAll kills every process of the container's cgroup (cgroup.kill, or the
+	// v1 freezer walk). Idempotent; nil when there is none.
+	KillAll(ctx context.Context, id string) error
+	// Exec runs a process to its end. It returns when the main process ends,
+	// after a short drain, even if a child holds its pipes. On timeout or a
+	// cancelled ctx every process of the exec is gone before it returns.
+	Exec(ctx context.Context, id string, r ExecRequest) (ExecResult, error)
+	// Update applies resources to a created or running container.
+	Update(ctx context.Context, id string, r *rspec.LinuxResources) error
+	// Delete removes the runtime's state, cgroup and the monitor's record of an
+	// ended container. Idempotent: an unknown id is nil. A living init is killed first.
+	Delete(ctx context.Context, id string) error
+	// ReopenLog closes and reopens the log file by its path (after rotation).
+	// ErrNotRunning when the init has ended; no new file is made then.
+	ReopenLog(ctx context.Context, id string) error
+	// Restore adopts containers of an earlier daemon and says what became of
+	// each, by id. Called once, before any other method.
+	Restore(ctx context.Context, handles []Handle) (map[string]State, error)
+	// Exited returns the exit of a container once known. Never blocks; the
+	// kernel (pidfd, exit.json) is asked again when no notice has come.
+	Exited(id string) (Exit, bool)
+	// Features is `runc features`, read once.
+	Features(ctx context.Context) (*features.Features, error)
+	// Version is the first line of the binary's --version.
+	Version(ctx context.Context) (string, error)
+}
