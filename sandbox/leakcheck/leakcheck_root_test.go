@@ -1,0 +1,233 @@
+package leakcheck
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// recorder stands in for a test whose failure is the expected outcome.
+type recorder struct {
+	testing.TB
+	dir      string
+	cleanups []func()
+	errors   []string
+}
+
+func (r *recorder) Helper()          {}
+func (r *recorder) TempDir() string  { return r.dir }
+func (r *recorder) Cleanup(f func()) { r.cleanups = append(r.cleanups, f) }
+func (r *recorder) Errorf(f string, a ...any) {
+	r.errors = append(r.errors, fmt.Sprintf(f, a...))
+}
+
+func (r *recorder) finish() {
+	for _, f := range slices.Backward(r.cleanups) {
+		f()
+	}
+}
+
+func newRecorder(t *testing.T) *recorder {
+	if os.Geteuid() != 0 {
+		t.Skipf("skipped: needs root, runs as uid %d", os.Geteuid())
+	}
+	dir := filepath.Join(t.TempDir(), "001")
+	if err := os.Mkdir(dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	return &recorder{TB: t, dir: dir}
+}
+
+func TestStartPassesWhenNothingIsLeft(t *testing.T) {
+	r := newRecorder(t)
+	Start(r)
+	if err := exec.Command("true").Run(); err != nil {
+		t.Fatal(err)
+	}
+	r.finish()
+	if len(r.errors) != 0 {
+		t.Errorf("errors of a clean test: %q", r.errors)
+	}
+}
+
+func TestStartWaitsForWhatGoesAwayByItself(t *testing.T) {
+	r := newRecorder(t)
+	Start(r)
+	cmd := exec.Command("sleep", "0.3")
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	go cmd.Wait()
+	r.finish()
+	if len(r.errors) != 0 {
+		t.Errorf("errors of a test whose process ended soon: %q", r.errors)
+	}
+}
+
+func TestStartReportsAndDetachesMount(t *testing.T) {
+	settle = 300 * time.Millisecond
+	t.Cleanup(func() { settle = 8 * time.Second })
+	r := newRecorder(t)
+	Start(r)
+	target := filepath.Join(r.dir, "m")
+	if err := os.Mkdir(target, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := syscall.Mount("tmpfs", target, "tmpfs", 0, ""); err != nil {
+		t.Fatal(err)
+	}
+	r.finish()
+	if len(r.errors) != 1 || !strings.Contains(r.errors[0], "mount "+target+" (tmpfs") {
+		t.Errorf("errors = %q, want the mount %s", r.errors, target)
+	}
+	if err := os.Remove(target); err != nil {
+		t.Errorf("the leaked mount was not detached: %v", err)
+	}
+}
+
+// TestEveryKind makes one thing of each kind, sees it in the difference, removes
+// it, and sees the difference empty again.
+func TestEveryKind(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skipf("skipped: needs root, runs as uid %d", os.Geteuid())
+	}
+	name, dir := Name(t), t.TempDir()
+	cgroup := func(t *testing.T) string {
+		mounts, err := readMounts("/proc/self/mountinfo")
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, m := range mounts {
+			if m.fstype == "cgroup" || m.fstype == "cgroup2" {
+				return filepath.Join(m.point, name+"-x")
+			}
+		}
+		t.Fatal("no cgroup mount")
+		return ""
+	}
+	var held *os.File
+	var child *exec.Cmd
+	for _, c := range []struct {
+		kind       string
+		scope      Scope
+		make, undo func(t *testing.T) error
+		want       string
+	}{
+		{"descendant", Scope{Descendants: true},
+			func(*testing.T) error { child = exec.Command("sleep", "60"); return child.Start() },
+			func(*testing.T) error { child.Process.Kill(); child.Wait(); return nil }, "sleep 60"},
+		{"process by environment", Scope{Paths: []string{dir}},
+			func(*testing.T) error {
+				child = exec.Command("sleep", "61")
+				child.Env = []string{"STATE=" + dir + "/x"}
+				return child.Start()
+			},
+			func(*testing.T) error { child.Process.Kill(); child.Wait(); return nil }, "sleep 61"},
+		{"zombie", Scope{Descendants: true},
+			func(*testing.T) error {
+				child = exec.Command("true")
+				err := child.Start()
+				time.Sleep(50 * time.Millisecond)
+				return err
+			},
+			func(*testing.T) error { return child.Wait() }, "state Z): [true]"},
+		{"link", Scope{Links: []string{name}},
+			func(*testing.T) error { return exec.Command("ip", "link", "add", name, "type", "bridge").Run() },
+			func(*testing.T) error { return exec.Command("ip", "link", "del", name).Run() }, "network link " + name},
+		{"cgroup", Scope{Cgroups: []string{name}},
+			func(t *testing.T) error { return os.Mkdir(cgroup(t), 0o755) },
+			func(t *testing.T) error { return os.Remove(cgroup(t)) }, name + "-x"},
+		{"lease", Scope{Leases: []string{dir}},
+			func(*testing.T) error { return os.WriteFile(dir+"/10.88.0.2", nil, 0o600) },
+			func(*testing.T) error { return os.Rename(dir+"/10.88.0.2", dir+"/last_reserved_ip.0") }, "lease " + dir + "/10.88.0.2"},
+		{"file", Scope{Files: []string{dir}},
+			func(*testing.T) error { return os.WriteFile(dir+"/f", nil, 0o600) },
+			func(*testing.T) error { return os.Remove(dir + "/f") }, "file " + dir + "/f"},
+		{"descriptor", Scope{FDs: true},
+			func(*testing.T) (err error) { held, err = os.Open(dir); return err },
+			func(*testing.T) error { return held.Close() }, "descriptor"},
+	} {
+		t.Run(c.kind, func(t *testing.T) {
+			before := take(t, c.scope)
+			if err := c.make(t); err != nil {
+				t.Fatal(err)
+			}
+			leaks := Diff(before, take(t, c.scope))
+			if err := c.undo(t); err != nil {
+				t.Fatal(err)
+			}
+			if len(leaks) != 1 || !strings.Contains(leaks[0], c.want) {
+				t.Errorf("difference = %q, want one with %q", leaks, c.want)
+			}
+			if left, err := Wait(before, c.scope, 2*time.Second); err != nil || len(left) != 0 {
+				t.Errorf("after undoing: %q, %v", left, err)
+			}
+		})
+	}
+}
+
+// TestStrangersAreNotReported makes things outside of the scope.
+func TestStrangersAreNotReported(t *testing.T) {
+	r := newRecorder(t)
+	other := t.TempDir() + "/other" // not below the recorder's directory
+	if err := os.MkdirAll(other, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	scope := Scope{Paths: []string{r.dir}, Links: []string{Name(t)}, Cgroups: []string{Name(t)}}
+	before := take(t, scope)
+	cmd := exec.Command("sleep", "60")
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer func() { cmd.Process.Kill(); cmd.Wait() }()
+	if err := syscall.Mount("tmpfs", other, "tmpfs", 0, ""); err != nil {
+		t.Fatal(err)
+	}
+	defer syscall.Unmount(other, 0)
+	if leaks := Diff(before, take(t, scope)); len(leaks) != 0 {
+		t.Errorf("reported what belongs to others: %q", leaks)
+	}
+}
+
+func TestNameDiffersByTest(t *testing.T) {
+	own := Name(t)
+	t.Run("sub", func(t *testing.T) {
+		if n := Name(t); n == own || len(n) != 10 {
+			t.Errorf("Name = %q, want 10 characters and not %q", n, own)
+		}
+	})
+}
+
+func TestDepsDir(t *testing.T) {
+	t.Setenv("BERTH_DEPS", "/elsewhere")
+	if dir := DepsDir(t); dir != "/elsewhere" {
+		t.Errorf("DepsDir with BERTH_DEPS = %q", dir)
+	}
+	t.Setenv("BERTH_DEPS", "")
+	top := t.TempDir()
+	if err := os.MkdirAll(top+"/.deps", 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.MkdirAll(top+"/a/b", 0o700); err != nil {
+		t.Fatal(err)
+	}
+	t.Chdir(top + "/a/b")
+	if dir := DepsDir(t); dir != top+"/.deps" {
+		t.Errorf("DepsDir = %q, want %q", dir, top+"/.deps")
+	}
+}
+
+func take(t *testing.T, s Scope) State {
+	t.Helper()
+	st, err := Snapshot(s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return st
+}
