@@ -1,0 +1,229 @@
+// Package config is berth's one configuration file: its schema, defaults and
+// checks. The file is TOML and strict: an unknown key, a wrong type or a value
+// out of range is refused with the key and, where TOML gives one, the line.
+//
+// It owns no state and reads nothing but the file it is given. Paths are those
+// of the running host; nothing is created here.
+package config
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/pelletier/go-toml/v2"
+)
+
+// ErrInvalid wraps every refusal of a file or value.
+var ErrInvalid = errors.New("invalid configuration")
+
+// Config is the whole file. Every key has a default; see Default.
+type Config struct {
+	Root     string  `toml:"root" comment:"Records, images and writable layers; survives a reboot. One daemon per root."`
+	State    string  `toml:"state" comment:"Sockets, pinned namespaces, mounts and bundles; on a filesystem that a reboot empties."`
+	Socket   string  `toml:"socket" comment:"The CRI socket, mode 0660 root:root."`
+	LogLevel string  `toml:"log_level" comment:"trace, debug, info, warning or error."`
+	Monitor  string  `toml:"monitor" comment:"The berth-monitor binary. Empty: the one beside the berth binary."`
+	CNI      CNI     `toml:"cni" comment:"Pod networks."`
+	Image    Image   `toml:"image" comment:"Pulling and keeping images."`
+	Runtime  Runtime `toml:"runtime" comment:"Sandboxes and containers."`
+}
+
+// CNI says where networks are configured.
+type CNI struct {
+	ConfDir string   `toml:"conf_dir" comment:"Directory of CNI configurations; the first valid one by name is used. Followed while running."`
+	BinDirs []string `toml:"bin_dirs" comment:"Directories searched for CNI plugins, in order."`
+	Timeout Duration `toml:"timeout" comment:"Longest time of one ADD or DEL of a whole plugin chain."`
+}
+
+// Image configures package image.
+type Image struct {
+	RegistriesConf         string   `toml:"registries_conf" comment:"containers-registries.conf(5). Empty: the system's own files."`
+	Policy                 string   `toml:"policy" comment:"containers-policy.json(5). Empty: every image is accepted."`
+	AuthFile               string   `toml:"auth_file" comment:"containers-auth.json(5), used when a pull brings no credentials. Empty: none."`
+	MaxConcurrentDownloads int      `toml:"max_concurrent_downloads" comment:"Layers fetched at once, per pull (1 to 64)."`
+	IdleTimeout            Duration `toml:"idle_timeout" comment:"A layer that brings no byte for this long fails the pull."`
+	Pinned                 []string `toml:"pinned" comment:"Image references that kubelet's garbage collection leaves alone."`
+	KeepLayerBlobs         bool     `toml:"keep_layer_blobs" comment:"Also keep layers as they were fetched, compressed."`
+}
+
+// Runtime configures sandboxes and containers.
+type Runtime struct {
+	DefaultHandler      string             `toml:"default_handler" comment:"Handler of pods that name none (runtime_handler empty)."`
+	DefaultCapabilities []string           `toml:"default_capabilities" comment:"Capabilities of a container that is not privileged, before add and drop."`
+	NofileSoft          uint64             `toml:"nofile_soft" comment:"RLIMIT_NOFILE of containers, soft."`
+	NofileHard          uint64             `toml:"nofile_hard" comment:"RLIMIT_NOFILE of containers, hard; lowered to the daemon's own where it cannot be raised."`
+	ShmSize             int64              `toml:"shm_size" comment:"Bytes of a pod's /dev/shm."`
+	MaxLogLine          int                `toml:"max_log_line" comment:"Bytes of one log piece; a longer line is split into P pieces (256 to 1048576)."`
+	UnprivilegedPorts   bool               `toml:"unprivileged_ports" comment:"Let non-root processes of pods with a network of their own bind ports below 1024 and ping."`
+	Handlers            map[string]Handler `toml:"handlers" comment:"Runtime handlers by name."`
+}
+
+// Handler is one OCI runtime binary.
+type Handler struct {
+	Path string `toml:"path" comment:"The binary; a bare name is looked up in PATH."`
+}
+
+// Duration is a time.Duration written as "30s" or "5m".
+type Duration time.Duration
+
+// MarshalText writes d in Go's form.
+func (d Duration) MarshalText() ([]byte, error) { return []byte(time.Duration(d).String()), nil }
+
+// UnmarshalText reads Go's form; a bare number is refused.
+func (d *Duration) UnmarshalText(b []byte) error {
+	v, err := time.ParseDuration(string(b))
+	*d = Duration(v)
+	return err
+}
+
+// Default is the configuration of a node that has no file.
+func Default() Config {
+	return Config{
+		Root: "/var/lib/berth", State: "/run/berth", Socket: "/run/berth/berth.sock", LogLevel: "info",
+		CNI: CNI{ConfDir: "/etc/cni/net.d", BinDirs: []string{"/opt/cni/bin"}, Timeout: Duration(2 * time.Minute)},
+		Image: Image{MaxConcurrentDownloads: 6, IdleTimeout: Duration(2 * time.Minute),
+			Pinned: []string{}},
+		Runtime: Runtime{
+			DefaultHandler: "runc",
+			DefaultCapabilities: []string{"CHOWN", "DAC_OVERRIDE", "FSETID", "FOWNER", "MKNOD", "NET_RAW", "SETGID",
+				"SETUID", "SETFCAP", "SETPCAP", "NET_BIND_SERVICE", "SYS_CHROOT", "KILL", "AUDIT_WRITE"},
+			NofileSoft: 1024, NofileHard: 524288, ShmSize: 64 << 20, MaxLogLine: 16 << 10, UnprivilegedPorts: true,
+			Handlers: map[string]Handler{"runc": {Path: "runc"}},
+		},
+	}
+}
+
+// Load reads and checks a file; an empty path gives the defaults. Keys that
+// the file leaves out keep their defaults, except that a [runtime.handlers]
+// table replaces the default one whole.
+func Load(path string) (Config, error) {
+	if path == "" {
+		c := Default()
+		return c, c.Check()
+	}
+	b, err := os.ReadFile(path)
+	if err != nil {
+		return Config{}, fmt.Errorf("read configuration: %w", err)
+	}
+	c, err := parse(b)
+	if err != nil {
+		return Config{}, fmt.Errorf("%s: %w", path, err)
+	}
+	return c, nil
+}
+
+func parse(b []byte) (Config, error) {
+	c := Default()
+	handlers := c.Runtime.Handlers
+	c.Runtime.Handlers = nil
+	dec := toml.NewDecoder(bytes.NewReader(b))
+	dec.DisallowUnknownFields()
+	if err := dec.Decode(&c); err != nil {
+		return Config{}, describe(err)
+	}
+	if c.Runtime.Handlers == nil {
+		c.Runtime.Handlers = handlers
+	}
+	return c, c.Check()
+}
+
+// describe turns the decoder's errors into one line with key and position.
+func describe(err error) error {
+	var missing *toml.StrictMissingError
+	if errors.As(err, &missing) && len(missing.Errors) > 0 {
+		line, _ := missing.Errors[0].Position()
+		return fmt.Errorf("%w: line %d: unknown key %q", ErrInvalid, line, dotted(missing.Errors[0].Key()))
+	}
+	var dec *toml.DecodeError
+	if errors.As(err, &dec) {
+		line, col := dec.Position()
+		return fmt.Errorf("%w: line %d, column %d: key %q: %s", ErrInvalid, line, col, dotted(dec.Key()), dec.Error())
+	}
+	return fmt.Errorf("%w: %w", ErrInvalid, err)
+}
+
+func dotted(k toml.Key) string {
+	var b bytes.Buffer
+	for i, p := range k {
+		if i > 0 {
+			b.WriteByte('.')
+		}
+		b.WriteString(p)
+	}
+	return b.String()
+}
+
+// Check refuses values that cannot work, naming the key.
+func (c Config) Check() error {
+	for _, p := range []struct{ key, path string }{{"root", c.Root}, {"state", c.State}, {"socket", c.Socket}, {"cni.conf_dir", c.CNI.ConfDir}} {
+		if !filepath.IsAbs(p.path) {
+			return fmt.Errorf("%w: key %q: %q is not an absolute path", ErrInvalid, p.key, p.path)
+		}
+	}
+	if len(c.Socket) > 107 {
+		return fmt.Errorf("%w: key \"socket\": %q is longer than the 107 bytes of a Unix socket address", ErrInvalid, c.Socket)
+	}
+	if filepath.Clean(c.Root) == filepath.Clean(c.State) {
+		return fmt.Errorf("%w: keys \"root\" and \"state\" are both %q", ErrInvalid, c.Root)
+	}
+	for _, o := range []struct{ key, path string }{{"monitor", c.Monitor}, {"image.registries_conf", c.Image.RegistriesConf},
+		{"image.policy", c.Image.Policy}, {"image.auth_file", c.Image.AuthFile}} {
+		if o.path != "" && !filepath.IsAbs(o.path) {
+			return fmt.Errorf("%w: key %q: %q is not an absolute path", ErrInvalid, o.key, o.path)
+		}
+	}
+	for _, d := range c.CNI.BinDirs {
+		if !filepath.IsAbs(d) {
+			return fmt.Errorf("%w: key \"cni.bin_dirs\": %q is not an absolute path", ErrInvalid, d)
+		}
+	}
+	return c.checkValues()
+}
+
+func (c Config) checkValues() error {
+	ranges := []struct {
+		key          string
+		v, low, high int64
+	}{
+		{"image.max_concurrent_downloads", int64(c.Image.MaxConcurrentDownloads), 1, 64},
+		{"image.idle_timeout", int64(c.Image.IdleTimeout), int64(time.Second), int64(time.Hour)},
+		{"cni.timeout", int64(c.CNI.Timeout), int64(time.Second), int64(time.Hour)},
+		{"runtime.max_log_line", int64(c.Runtime.MaxLogLine), 256, 1 << 20},
+		{"runtime.shm_size", c.Runtime.ShmSize, 4096, 1 << 40},
+	}
+	for _, r := range ranges {
+		if r.v < r.low || r.v > r.high {
+			return fmt.Errorf("%w: key %q: %d is outside %d to %d", ErrInvalid, r.key, r.v, r.low, r.high)
+		}
+	}
+	if c.Runtime.NofileSoft > c.Runtime.NofileHard || c.Runtime.NofileSoft == 0 {
+		return fmt.Errorf("%w: key \"runtime.nofile_soft\": %d is not between 1 and nofile_hard %d", ErrInvalid, c.Runtime.NofileSoft, c.Runtime.NofileHard)
+	}
+	switch c.LogLevel {
+	case "trace", "debug", "info", "warning", "error":
+	default:
+		return fmt.Errorf("%w: key \"log_level\": %q is none of trace, debug, info, warning, error", ErrInvalid, c.LogLevel)
+	}
+	if _, ok := c.Runtime.Handlers[c.Runtime.DefaultHandler]; !ok {
+		return fmt.Errorf("%w: key \"runtime.default_handler\": %q has no [runtime.handlers.%s]", ErrInvalid, c.Runtime.DefaultHandler, c.Runtime.DefaultHandler)
+	}
+	for name, h := range c.Runtime.Handlers {
+		if name == "" || h.Path == "" {
+			return fmt.Errorf("%w: key \"runtime.handlers.%s.path\": empty", ErrInvalid, name)
+		}
+	}
+	return nil
+}
+
+// Text is the configuration as a file with every key and its comment.
+func (c Config) Text() (string, error) {
+	var b bytes.Buffer
+	if err := toml.NewEncoder(&b).Encode(c); err != nil {
+		return "", fmt.Errorf("write configuration: %w", err)
+	}
+	return b.String(), nil
+}

@@ -1,0 +1,206 @@
+// Package operation runs the runtime's long operations apart from the callers
+// that asked for them, and knows which step each is in and since when.
+//
+// An operation has a key (what it makes, e.g. a sandbox's name). A second call
+// with the same key joins the first instead of colliding with it. A caller that
+// gives up gets an error telling the step; the operation goes on with a deadline
+// of its own, and a retry finds it or its result. Locks order operations on one
+// object; waiting for one ends with the caller.
+//
+// It owns no record and no policy, and nothing on disk.
+package operation
+
+import (
+	"context"
+	"fmt"
+	"sort"
+	"sync"
+	"time"
+)
+
+// Operation is one running operation.
+type Operation struct {
+	Verb, Object string
+	Began        time.Time
+
+	mu    sync.Mutex
+	step  string    // guarded by mu
+	since time.Time // guarded by mu
+	steps []Step    // finished ones, guarded by mu
+
+	done   chan struct{}
+	result string
+	err    error
+}
+
+// Step is a finished step.
+type Step struct {
+	Name string
+	Took time.Duration
+}
+
+// Step ends the step before and begins the named one.
+func (o *Operation) Step(name string) {
+	now := time.Now()
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.finish(now)
+	o.step, o.since = name, now
+}
+
+func (o *Operation) finish(now time.Time) {
+	if o.step != "" {
+		o.steps = append(o.steps, Step{Name: o.step, Took: now.Sub(o.since)})
+	}
+}
+
+// Steps ends the running step and returns all finished ones in order.
+func (o *Operation) Steps() []Step {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	now := time.Now()
+	o.finish(now)
+	o.step, o.since = "", now
+	return append([]Step(nil), o.steps...)
+}
+
+// Where tells the step an operation is in, e.g. `network setup, for 12.1s`.
+func (o *Operation) Where() string {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.step == "" {
+		return fmt.Sprintf("waiting, for %s", time.Since(o.Began).Round(time.Millisecond))
+	}
+	return fmt.Sprintf("%s, for %s", o.step, time.Since(o.since).Round(time.Millisecond))
+}
+
+// Group holds the running operations by key.
+type Group struct {
+	mu      sync.Mutex
+	running map[string]*Operation // guarded by mu
+	wg      sync.WaitGroup
+}
+
+// NewGroup returns an empty group.
+func NewGroup() *Group { return &Group{running: map[string]*Operation{}} }
+
+// Request describes an operation to Do.
+type Request struct {
+	Key          string        // what it makes or changes; equal keys join
+	Verb, Object string        // for messages: "RunPodSandbox", "name_ns_uid_0"
+	Limit        time.Duration // the operation's own deadline
+}
+
+// StillRunning is the error of a caller that gave up before its operation ended.
+type StillRunning struct {
+	Operation *Operation
+	Err       error // the caller's context error
+}
+
+func (e *StillRunning) Error() string {
+	return fmt.Sprintf("%s %s: still at step %s; a retry joins it: %v", e.Operation.Verb, e.Operation.Object, e.Operation.Where(), e.Err)
+}
+
+func (e *StillRunning) Unwrap() error { return e.Err }
+
+// Do joins the running operation of r.Key or starts fn as a new one, and waits
+// for its result or for ctx. fn runs on although ctx ends; its own context
+// carries ctx's values and the deadline r.Limit.
+func (g *Group) Do(ctx context.Context, r Request, fn func(context.Context, *Operation) (string, error)) (string, error) {
+	g.mu.Lock()
+	o, ok := g.running[r.Key]
+	if !ok {
+		o = &Operation{Verb: r.Verb, Object: r.Object, Began: time.Now(), done: make(chan struct{})}
+		g.running[r.Key] = o
+		g.wg.Add(1)
+		own, cancel := context.WithTimeout(context.WithoutCancel(ctx), r.Limit)
+		go func() {
+			defer g.wg.Done()
+			defer cancel()
+			g.run(own, r.Key, o, fn)
+		}()
+	}
+	g.mu.Unlock()
+	select {
+	case <-o.done:
+		return o.result, o.err
+	case <-ctx.Done():
+		return "", &StillRunning{Operation: o, Err: ctx.Err()}
+	}
+}
+
+func (g *Group) run(ctx context.Context, key string, o *Operation, fn func(context.Context, *Operation) (string, error)) {
+	defer func() {
+		if p := recover(); p != nil {
+			o.err = fmt.Errorf("%s %s: internal error: %v", o.Verb, o.Object, p)
+		}
+		g.mu.Lock()
+		delete(g.running, key)
+		g.mu.Unlock()
+		close(o.done)
+	}()
+	o.result, o.err = fn(ctx, o)
+}
+
+// Running lists the running operations, oldest first.
+func (g *Group) Running() []*Operation {
+	g.mu.Lock()
+	out := make([]*Operation, 0, len(g.running))
+	for _, o := range g.running {
+		out = append(out, o)
+	}
+	g.mu.Unlock()
+	sort.Slice(out, func(i, j int) bool { return out[i].Began.Before(out[j].Began) })
+	return out
+}
+
+// Wait blocks until every operation has ended or ctx is over.
+func (g *Group) Wait(ctx context.Context) {
+	done := make(chan struct{})
+	go func() { g.wg.Wait(); close(done) }()
+	select {
+	case <-done:
+	case <-ctx.Done():
+	}
+}
+
+// Locks is a lock per object id.
+type Locks struct {
+	mu   sync.Mutex
+	held map[string]*lock // guarded by mu
+}
+
+type lock struct {
+	ch   chan struct{} // holds one token while the lock is taken
+	uses int           // holders and waiters, guarded by Locks.mu
+}
+
+// NewLocks returns a set of open locks.
+func NewLocks() *Locks { return &Locks{held: map[string]*lock{}} }
+
+// Lock waits for the lock of id or for ctx. The returned func opens it.
+func (l *Locks) Lock(ctx context.Context, id string) (func(), error) {
+	l.mu.Lock()
+	k, ok := l.held[id]
+	if !ok {
+		k = &lock{ch: make(chan struct{}, 1)}
+		l.held[id] = k
+	}
+	k.uses++
+	l.mu.Unlock()
+	select {
+	case k.ch <- struct{}{}:
+		return func() { <-k.ch; l.release(id, k) }, nil
+	case <-ctx.Done():
+		l.release(id, k)
+		return nil, fmt.Errorf("wait for another operation on %s: %w", id, ctx.Err())
+	}
+}
+
+func (l *Locks) release(id string, k *lock) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if k.uses--; k.uses == 0 {
+		delete(l.held, id)
+	}
+}

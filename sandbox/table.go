@@ -1,0 +1,234 @@
+package sandbox
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"sort"
+	"strings"
+	"sync"
+)
+
+// Record is what a Table keeps: an object with an id and a name, copied whole.
+type Record[T any] interface {
+	*T
+	// key gives the id, the unique name and the creation time in nanoseconds.
+	key() (id, name string, created int64)
+}
+
+// Table holds the records of one kind, in memory and on disk. Readers get
+// pointers to records that never change; a change makes a new one. Reads touch
+// neither the disk nor a lock that is held across a write.
+type Table[T any, R Record[T]] struct {
+	dir, file string
+	sync      bool // flush the first write of a record to the disk
+	disk      disk
+	trash     string
+
+	mu    sync.RWMutex
+	byID  map[string]*T     // guarded by mu
+	names map[string]string // name → id, guarded by mu
+
+	writes sync.Map // id → *sync.Mutex: one writer per record
+}
+
+// Problem is a record that could not be read at start; it was moved to Moved.
+type Problem struct {
+	Path, Moved string
+	Err         error
+}
+
+// load reads every record below dir; unreadable ones go to quarantine.
+func (t *Table[T, R]) load(quarantine string) ([]Problem, error) {
+	entries, err := os.ReadDir(t.dir)
+	if err != nil {
+		return nil, fmt.Errorf("read records: %w", err)
+	}
+	var problems []Problem
+	for _, e := range entries {
+		dir := filepath.Join(t.dir, e.Name())
+		var r T
+		err := readRecord(filepath.Join(dir, t.file), &r)
+		id, name, _ := R(&r).key()
+		if err == nil && id != e.Name() {
+			err = fmt.Errorf("%w: it says id %q", errTorn, id)
+		}
+		if err == nil {
+			t.byID[id], t.names[name] = &r, id
+			continue
+		}
+		if errors.Is(err, os.ErrNotExist) { // a directory that never got its record: no effect followed
+			if err := os.RemoveAll(dir); err != nil {
+				return nil, fmt.Errorf("remove %s: %w", dir, err)
+			}
+			continue
+		}
+		moved := filepath.Join(quarantine, filepath.Base(t.dir)+"-"+e.Name())
+		if err := os.MkdirAll(quarantine, 0o700); err != nil {
+			return nil, fmt.Errorf("make quarantine: %w", err)
+		}
+		_ = os.RemoveAll(moved)
+		if rerr := os.Rename(dir, moved); rerr != nil {
+			return nil, fmt.Errorf("quarantine %s: %w", dir, rerr)
+		}
+		problems = append(problems, Problem{Path: dir, Moved: moved, Err: err})
+	}
+	return problems, nil
+}
+
+// Create writes a new record before its object has any effect. ErrNameInUse
+// names the id that has the name. On error nothing is kept.
+func (t *Table[T, R]) Create(r *T) error {
+	id, name, _ := R(r).key()
+	t.mu.Lock()
+	if other, ok := t.names[name]; ok {
+		t.mu.Unlock()
+		return fmt.Errorf("%w: %q is %s", ErrNameInUse, name, other)
+	}
+	t.names[name] = id
+	t.mu.Unlock()
+
+	err := t.write(id, r, true)
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if err != nil {
+		delete(t.names, name)
+		_ = os.RemoveAll(t.Dir(id))
+		return fmt.Errorf("write record of %s: %w", id, err)
+	}
+	t.byID[id] = r
+	return nil
+}
+
+func (t *Table[T, R]) write(id string, r *T, first bool) error {
+	b, err := seal(r)
+	if err != nil {
+		return err
+	}
+	dir := t.Dir(id)
+	if first {
+		if err := t.disk.Mkdir(dir); err != nil {
+			return err
+		}
+	}
+	if err := replace(t.disk, filepath.Join(dir, t.file), b, first && t.sync); err != nil {
+		return err
+	}
+	if first && t.sync {
+		return t.disk.SyncDir(t.dir)
+	}
+	return nil
+}
+
+// Update changes a copy of the record, writes it and puts it in place. Updates
+// of one record follow each other. When the disk refuses, the change is
+// still seen by readers (memory tells what is true now) and the error returned.
+func (t *Table[T, R]) Update(id string, change func(*T)) (*T, error) {
+	m, _ := t.writes.LoadOrStore(id, new(sync.Mutex))
+	m.(*sync.Mutex).Lock()
+	defer m.(*sync.Mutex).Unlock()
+	old, err := t.Get(id)
+	if err != nil {
+		return nil, err
+	}
+	next := *old
+	change(&next)
+	t.mu.Lock()
+	t.byID[id] = &next
+	t.mu.Unlock()
+	if err := t.write(id, &next, false); err != nil {
+		return &next, fmt.Errorf("write record of %s: %w", id, err)
+	}
+	return &next, nil
+}
+
+// Remove forgets a record and deletes its directory, with all in it.
+// Idempotent. Its effects must have been undone before.
+func (t *Table[T, R]) Remove(id string) error {
+	m, _ := t.writes.LoadOrStore(id, new(sync.Mutex))
+	m.(*sync.Mutex).Lock()
+	defer m.(*sync.Mutex).Unlock()
+	gone := filepath.Join(t.trash, id)
+	if err := t.disk.Rename(t.Dir(id), gone); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return fmt.Errorf("remove record of %s: %w", id, err)
+	}
+	t.mu.Lock()
+	if r, ok := t.byID[id]; ok {
+		_, name, _ := R(r).key()
+		delete(t.names, name)
+		delete(t.byID, id)
+	}
+	t.mu.Unlock()
+	t.writes.Delete(id)
+	if err := os.RemoveAll(gone); err != nil {
+		return fmt.Errorf("delete files of %s: %w", id, err)
+	}
+	return nil
+}
+
+// Dir is the directory of an object's durable files.
+func (t *Table[T, R]) Dir(id string) string { return filepath.Join(t.dir, id) }
+
+// Get returns the record of a full id. ErrNotFound.
+func (t *Table[T, R]) Get(id string) (*T, error) {
+	t.mu.RLock()
+	defer t.mu.RUnlock()
+	if r, ok := t.byID[id]; ok {
+		return r, nil
+	}
+	return nil, fmt.Errorf("%w: %q", ErrNotFound, id)
+}
+
+// Find also takes the beginning of an id, as operators type it. ErrNotFound,
+// ErrAmbiguous.
+func (t *Table[T, R]) Find(id string) (*T, error) {
+	if r, err := t.Get(id); err == nil {
+		return r, nil
+	}
+	t.mu.RLock()
+	defer t.mu.RUnlock()
+	var found *T
+	for full, r := range t.byID {
+		if id == "" || !strings.HasPrefix(full, id) {
+			continue
+		}
+		if found != nil {
+			return nil, fmt.Errorf("%w: %q", ErrAmbiguous, id)
+		}
+		found = r
+	}
+	if found == nil {
+		return nil, fmt.Errorf("%w: %q", ErrNotFound, id)
+	}
+	return found, nil
+}
+
+// Named returns the record that has a name. ErrNotFound.
+func (t *Table[T, R]) Named(name string) (*T, error) {
+	t.mu.RLock()
+	defer t.mu.RUnlock()
+	if r, ok := t.byID[t.names[name]]; ok {
+		return r, nil
+	}
+	return nil, fmt.Errorf("%w: %q", ErrNotFound, name)
+}
+
+// List returns all records, newest first.
+func (t *Table[T, R]) List() []*T {
+	t.mu.RLock()
+	out := make([]*T, 0, len(t.byID))
+	for _, r := range t.byID {
+		out = append(out, r)
+	}
+	t.mu.RUnlock()
+	sort.Slice(out, func(i, j int) bool {
+		idI, _, ti := R(out[i]).key()
+		idJ, _, tj := R(out[j]).key()
+		if ti != tj {
+			return ti > tj
+		}
+		return idI < idJ
+	})
+	return out
+}
