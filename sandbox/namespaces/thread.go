@@ -1,0 +1,45 @@
+package namespaces
+
+import (
+	"fmt"
+	goruntime "runtime"
+
+	"golang.org/x/sys/unix"
+)
+
+// Enter runs f on a thread of its own inside the network namespace that is
+// pinned at path, and waits for it. Goroutines that f starts run outside.
+func Enter(path string, f func() error) error {
+	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return fmt.Errorf("enter network namespace %s: %w", path, err)
+	}
+	defer unix.Close(fd)
+	return onFreshThread(func() error {
+		if err := unix.Setns(fd, unix.CLONE_NEWNET); err != nil {
+			return fmt.Errorf("enter network namespace %s: %w", path, err)
+		}
+		return f()
+	})
+}
+
+// onFreshThread runs f on an operating system thread that ends with it, so that
+// the namespaces f put the thread into reach no other goroutine.
+//
+// It never uses the process's first thread: that one cannot end, the Go runtime
+// would only park it, and the last namespaces it was in would live on with it and
+// show as the daemon's own in /proc/<pid>/ns.
+func onFreshThread(f func() error) error {
+	done := make(chan error, 1)
+	go func() {
+		goruntime.LockOSThread()
+		if unix.Gettid() == unix.Getpid() {
+			// While this goroutine holds the first thread, the next gets another.
+			done <- onFreshThread(f)
+			goruntime.UnlockOSThread()
+			return
+		}
+		done <- f() // ends locked: the thread ends too
+	}()
+	return <-done
+}
