@@ -1,0 +1,148 @@
+# berth: build, test, demo. `make help` lists the targets.
+# Needs: Debian 12 or alike, root for deps and everything that runs containers, Go.
+
+SHELL       := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.ONESHELL:
+
+DEPS    := $(CURDIR)/.deps
+STAMPS  := $(DEPS)/stamps
+BIN     := $(CURDIR)/bin
+VERSION ?= 0.1.0
+
+RUNC_VERSION     := 1.5.3
+CNI_VERSION      := 1.10.0
+CRITOOLS_VERSION := 1.37.0
+
+APT_PACKAGES := gcc libc6-dev pkg-config libseccomp-dev iptables nftables iproute2 util-linux
+
+export BERTH_DEPS  := $(DEPS)
+export BERTH_BIN   := $(BIN)
+export CGO_ENABLED := 0
+# One place for go's flags: pure Go image signatures, no paths of this machine.
+export GOFLAGS     := -buildvcs=false -trimpath -tags=containers_image_openpgp
+
+# Tests that need root live in files called *_root_test.go.
+ROOT_FILES    = $(shell find . -name '*_root_test.go' -not -path './critest/*' -not -path './.deps/*')
+ROOT_TESTS    = ^($(shell cat /dev/null $(ROOT_FILES) | sed -nE 's/^func ((Test|Fuzz)[A-Za-z0-9_]+)\(.*/\1/p' | sort -u | paste -sd'|'))$$
+ROOT_PACKAGES = $(sort $(dir $(ROOT_FILES)))
+
+.PHONY: help deps build demo test unit root critest cases lint install clean
+.DEFAULT_GOAL := help
+
+help: ## list the targets
+	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+deps: ## install what a fresh machine lacks, pinned, below .deps (needs root, network)
+deps: $(STAMPS)/apt $(STAMPS)/runc-$(RUNC_VERSION) $(STAMPS)/cni-$(CNI_VERSION) $(STAMPS)/critools-$(CRITOOLS_VERSION) $(STAMPS)/busybox
+	@echo "deps: all there (runc $(RUNC_VERSION), CNI plugins $(CNI_VERSION), crictl and critest $(CRITOOLS_VERSION))"
+
+$(STAMPS)/apt: Makefile
+	@mkdir -p $(@D)
+	missing=()
+	for p in $(APT_PACKAGES); do
+	  dpkg-query -W -f '$${Status}' $$p 2>/dev/null | grep -q 'ok installed' || missing+=($$p)
+	done
+	if (( $${#missing[@]} )); then
+	  echo "deps: apt-get install $${missing[*]}"
+	  apt-get update -qq
+	  DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$${missing[@]}" >/dev/null
+	fi
+	touch $@
+
+$(STAMPS)/runc-$(RUNC_VERSION): | $(STAMPS)/apt
+	@echo "deps: runc $(RUNC_VERSION)"
+	GOBIN=$(DEPS)/bin GOFLAGS=-trimpath CGO_ENABLED=1 go install -tags seccomp \
+	  -ldflags '-s -w -X main.version=$(RUNC_VERSION)' github.com/opencontainers/runc@v$(RUNC_VERSION)
+	touch $@
+
+$(STAMPS)/cni-$(CNI_VERSION): | $(STAMPS)/apt
+	@echo "deps: CNI plugins $(CNI_VERSION)"
+	GOBIN=$(DEPS)/cni GOFLAGS=-trimpath go install -ldflags '-s -w' \
+	  github.com/containernetworking/plugins/plugins/{main/bridge,main/loopback,main/ptp,main/macvlan,main/ipvlan,main/host-device,main/dummy,ipam/host-local,ipam/static,meta/portmap,meta/firewall,meta/bandwidth,meta/tuning}@v$(CNI_VERSION)
+	touch $@
+
+# crictl, ginkgo and the specs come from critest's own module, so its go.sum pins them.
+$(STAMPS)/critools-$(CRITOOLS_VERSION): critest/go.mod critest/conformance/suite/suite_test.go | $(STAMPS)/apt
+	@echo "deps: crictl and critest $(CRITOOLS_VERSION)"
+	cd critest
+	GOFLAGS=-trimpath go build -ldflags '-s -w -X sigs.k8s.io/cri-tools/pkg/version.Version=$(CRITOOLS_VERSION)' -o $(DEPS)/bin/crictl sigs.k8s.io/cri-tools/cmd/crictl
+	GOFLAGS=-trimpath go build -ldflags '-s -w' -o $(DEPS)/bin/ginkgo github.com/onsi/ginkgo/v2/ginkgo
+	GOFLAGS=-trimpath go test -c -ldflags '-s -w' -o $(DEPS)/bin/critest.test ./conformance/suite
+	touch $@
+
+# Debian's busybox is unpacked, not installed: it conflicts with busybox-static.
+$(STAMPS)/busybox: | $(STAMPS)/apt
+	@echo "deps: busybox, for test images"
+	mkdir -p $(DEPS)/images/busybox
+	tmp=$$(mktemp -d); trap 'rm -rf $$tmp' EXIT
+	cd $$tmp
+	apt-get download -qq busybox 2>/dev/null || { apt-get update -qq; apt-get download -qq busybox 2>/dev/null; }
+	dpkg-deb -x busybox_*.deb $(DEPS)/images/busybox
+	touch $@
+
+build: ## build bin/berth and bin/berth-monitor, static
+	@mkdir -p $(BIN)
+	go build -ldflags '-s -w -X main.version=$(VERSION)' -o $(BIN)/berth ./cmd/berth
+	go build -ldflags '-s -w' -o $(BIN)/berth-monitor ./cmd/berth-monitor
+
+# The program inside the test images.
+.PHONY: parts
+parts: $(STAMPS)/busybox
+	@cd critest
+	go build -ldflags '-s -w' -o $(DEPS)/images/standin ./images/standin
+
+demo: ## watch a pod being born, driven by crictl, in a temporary place
+demo: deps build parts
+	@cd critest
+	go build -o $(BIN)/berth-demo ./demo
+	exec $(BIN)/berth-demo
+
+test: ## everything below that fits in a few minutes: unit, root, cases, critest
+test: deps build parts
+	@$(MAKE) --no-print-directory unit
+	$(MAKE) --no-print-directory root
+	$(MAKE) --no-print-directory cases
+	$(MAKE) --no-print-directory critest
+
+unit: ## tests that need no root
+unit: parts
+	@go test -p 2 -skip '$(ROOT_TESTS)' ./...
+	cd critest && go test -p 2 ./registry ./images ./node ./house ./conformance
+
+root: ## tests with real runc, CNI plugins and overlay (needs root)
+root: build
+	@go test -p 2 -count=1 -v -run '$(ROOT_TESTS)' $(ROOT_PACKAGES) | $(QUIET)
+
+cases: ## tests over the socket: public bug cases and bad input (needs root)
+cases: build parts
+	@cd critest && go test -count=1 -v -timeout 15m ./cases | $(QUIET)
+
+critest: ## the CRI conformance suite, a table per group (needs root)
+critest: build parts
+	@cd critest
+	go build -o $(BIN)/berth-conformance ./conformance
+	exec $(BIN)/berth-conformance
+
+# Keeps results, skips and whatever a failing test said.
+QUIET = awk '/^=== |^--- PASS|^    --- PASS|^PASS$$/ {next} {print}'
+
+lint: ## gofmt, go vet, staticcheck and the house rules
+	@bad=$$(gofmt -l $$(git ls-files '*.go')); [ -z "$$bad" ] || { echo "gofmt would change: $$bad"; exit 1; }
+	go vet ./...
+	cd critest
+	go vet ./...
+	go build -o $(DEPS)/bin/staticcheck honnef.co/go/tools/cmd/staticcheck
+	go run ./house ..
+	$(DEPS)/bin/staticcheck ./...
+	cd .. && $(DEPS)/bin/staticcheck ./...
+
+install: ## install berth below DESTDIR (default /): binaries, unit, configuration
+install: build
+	@install -D -m 0755 $(BIN)/berth $(DESTDIR)/usr/local/bin/berth
+	install -D -m 0755 $(BIN)/berth-monitor $(DESTDIR)/usr/local/bin/berth-monitor
+	install -D -m 0644 packaging/berth.service $(DESTDIR)/etc/systemd/system/berth.service
+	[ -e $(DESTDIR)/etc/berth/config.toml ] || { mkdir -p $(DESTDIR)/etc/berth; $(BIN)/berth config default >$(DESTDIR)/etc/berth/config.toml; }
+
+clean: ## remove what build made (make deps' folder .deps stays)
+	@rm -rf $(BIN)

@@ -1,0 +1,181 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"berth/sandbox/leakcheck"
+)
+
+// settle is how long the kernel may take to drop what was removed.
+const settle = 10 * time.Second
+
+// Crictl runs the real crictl against the node and returns its standard output.
+// The error holds what it said on standard error.
+func (n *Node) Crictl(ctx context.Context, args ...string) (string, error) {
+	endpoint := "unix://" + n.Socket
+	all := append([]string{"--runtime-endpoint", endpoint, "--image-endpoint", endpoint, "--timeout", "60s",
+		"--config", filepath.Join(n.Dir, "crictl.yaml")}, args...)
+	cmd := exec.CommandContext(ctx, filepath.Join(n.Deps, "bin", "crictl"), all...)
+	// Away from the terminal's signals, like the daemon.
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	var stdout, stderr strings.Builder
+	cmd.Stdout, cmd.Stderr = &stdout, &stderr
+	if err := cmd.Run(); err != nil {
+		return stdout.String(), fmt.Errorf("crictl %s: %w: %s", strings.Join(args, " "), err, strings.TrimSpace(stderr.String()))
+	}
+	return stdout.String(), nil
+}
+
+// RemoveAll stops and removes every pod. It goes on after errors.
+func (n *Node) RemoveAll(ctx context.Context) error {
+	list, err := n.Runtime().ListPodSandbox(ctx, &cri.ListPodSandboxRequest{})
+	if err != nil {
+		return fmt.Errorf("list pods: %w", err)
+	}
+	var all error
+	for _, p := range list.GetItems() {
+		_, err := n.Runtime().StopPodSandbox(ctx, &cri.StopPodSandboxRequest{PodSandboxId: p.GetId()})
+		all = errors.Join(all, err)
+		_, err = n.Runtime().RemovePodSandbox(ctx, &cri.RemovePodSandboxRequest{PodSandboxId: p.GetId()})
+		all = errors.Join(all, err)
+	}
+	return all
+}
+
+// Leaks waits a little for the kernel and returns what is there of the node
+// that was not there before it, the daemon and its monitor apart. Call it when
+// every pod is removed.
+func (n *Node) Leaks() ([]string, error) {
+	end := time.Now().Add(settle)
+	for {
+		leaks, err := n.leaksNow()
+		if err != nil || len(leaks) == 0 || time.Now().After(end) {
+			return leaks, err
+		}
+		time.Sleep(50 * time.Millisecond)
+	}
+}
+
+func (n *Node) leaksNow() ([]string, error) {
+	after, err := leakcheck.Snapshot(n.scope)
+	if err != nil {
+		return nil, err
+	}
+	mine := map[string]bool{}
+	for _, pid := range n.processes() {
+		mine[fmt.Sprintf("process %d ", pid)] = true
+	}
+	var leaks []string
+	for _, l := range leakcheck.Diff(n.before, after) {
+		if first, _, _ := strings.Cut(l, "("); mine[first] {
+			continue
+		}
+		leaks = append(leaks, l)
+	}
+	return append(leaks, n.ports()...), nil
+}
+
+// ports lists the veth ends in this network namespace, which nothing but the
+// node's pods makes.
+func (n *Node) ports() []string {
+	links, err := net.Interfaces()
+	if err != nil {
+		return []string{"network links cannot be listed: " + err.Error()}
+	}
+	var found []string
+	for _, l := range links {
+		if strings.HasPrefix(l.Name, "veth") {
+			found = append(found, "network link "+l.Name)
+		}
+	}
+	return found
+}
+
+// processes are the daemon and its monitors: what was started from the node's
+// binaries and names the node's directory.
+func (n *Node) processes() []int {
+	entries, err := os.ReadDir("/proc")
+	if err != nil {
+		return nil
+	}
+	var pids []int
+	for _, e := range entries {
+		pid, err := strconv.Atoi(e.Name())
+		if err != nil {
+			continue
+		}
+		exe, err := os.Readlink(filepath.Join("/proc", e.Name(), "exe"))
+		if err != nil || filepath.Dir(strings.TrimSuffix(exe, " (deleted)")) != n.Bin {
+			continue
+		}
+		if args, err := os.ReadFile(filepath.Join("/proc", e.Name(), "cmdline")); err == nil && strings.Contains(string(args), n.Dir) {
+			pids = append(pids, pid)
+		}
+	}
+	return pids
+}
+
+// Close removes every pod, ends the daemon and its monitor, checks that nothing
+// else is left (ErrLeak) and removes the directories. The error is everything
+// that went wrong on the way. Calling it again does no harm.
+func (n *Node) Close(ctx context.Context) error {
+	var all error
+	if n.running() {
+		remove, cancel := context.WithTimeout(ctx, 2*time.Minute)
+		all = errors.Join(all, n.RemoveAll(remove))
+		cancel()
+		all = errors.Join(all, n.Terminate())
+	}
+	leaks, err := n.Leaks()
+	all = errors.Join(all, err)
+	for _, l := range leaks {
+		all = errors.Join(all, fmt.Errorf("%w: %s", ErrLeak, l))
+	}
+	n.sweep()
+	if n.conn != nil {
+		all = errors.Join(all, n.conn.Close())
+		n.conn = nil
+	}
+	if err := os.RemoveAll(n.Dir); err != nil {
+		all = errors.Join(all, fmt.Errorf("remove the node's directory: %w", err))
+	}
+	return all
+}
+
+// sweep ends the node's processes and takes away what has no other owner than
+// the harness: the bridge, and mounts that leaked.
+func (n *Node) sweep() {
+	for range 50 {
+		left := n.processes()
+		if len(left) == 0 {
+			break
+		}
+		for _, pid := range left {
+			_ = syscall.Kill(pid, syscall.SIGKILL) // it may have ended meanwhile
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+	_ = exec.Command("ip", "link", "del", n.Bridge).Run() // absent when no pod had a network
+	mounts, err := os.ReadFile("/proc/self/mountinfo")
+	if err != nil {
+		return
+	}
+	lines := strings.Split(string(mounts), "\n")
+	for i := len(lines) - 1; i >= 0; i-- {
+		if f := strings.Fields(lines[i]); len(f) > 4 && strings.HasPrefix(f[4], n.Dir+"/") {
+			_ = syscall.Unmount(f[4], syscall.MNT_DETACH) // reported as a leak already
+		}
+	}
+}
