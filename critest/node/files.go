@@ -128,3 +128,16 @@ func (n *Node) LogTail(lines int) string {
 	all := bytes.Split(bytes.TrimRight(data, "\n"), []byte("\n"))
 	return string(bytes.Join(all[max(0, len(all)-lines):], []byte("\n")))
 }
+
+// CopyLog keeps the daemon's log at path, for a failure to be understood after
+// the node is gone.
+func (n *Node) CopyLog(path string) error {
+	data, err := os.ReadFile(filepath.Join(n.Dir, "berth.log"))
+	if err != nil {
+		return fmt.Errorf("read the daemon's log: %w", err)
+	}
+	if err := os.WriteFile(path, data, 0o600); err != nil {
+		return fmt.Errorf("keep the daemon's log: %w", err)
+	}
+	return nil
+}
