@@ -131,3 +131,11 @@ func (c *Container) State(bootID string) cri.ContainerState {
 		return cri.ContainerState_CONTAINER_CREATED
 	}
 }
+
+// EffectiveResources are the limits in force: as created or last updated.
+func (c *Container) EffectiveResources() *cri.LinuxContainerResources {
+	if c.Resources != nil {
+		return c.Resources.Message
+	}
+	return c.Config.Message.GetLinux().GetResources()
+}

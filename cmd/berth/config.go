@@ -1,0 +1,34 @@
+package main
+
+import (
+	"fmt"
+
+	"github.com/spf13/cobra"
+
+	"berth/runtime/config"
+)
+
+func configCommand() *cobra.Command {
+	c := &cobra.Command{Use: "config", Short: "Print or check the configuration file"}
+	c.AddCommand(&cobra.Command{
+		Use: "default", Short: "Print every key with its default and what it means", Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			text, err := config.Default().Text()
+			if err != nil {
+				return err
+			}
+			_, err = fmt.Fprint(cmd.OutOrStdout(), text)
+			return err
+		},
+	}, &cobra.Command{
+		Use: "check FILE", Short: "Check a file as the daemon would at its start", Args: cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if _, err := config.Load(args[0]); err != nil {
+				return err
+			}
+			_, err := fmt.Fprintf(cmd.OutOrStdout(), "%s: ok\n", args[0])
+			return err
+		},
+	})
+	return c
+}

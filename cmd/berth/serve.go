@@ -1,0 +1,194 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"syscall"
+	"time"
+
+	"github.com/coreos/go-systemd/v22/daemon"
+	"github.com/sirupsen/logrus"
+	"github.com/spf13/cobra"
+
+	"berth/image"
+	"berth/network"
+	"berth/oci"
+	"berth/oci/monitor"
+	"berth/oci/runc"
+	"berth/runtime"
+	"berth/runtime/config"
+	"berth/runtime/resolve"
+	"berth/sandbox"
+)
+
+// stopPatience is how long a stopping daemon waits for operations in progress.
+const stopPatience = 20 * time.Second
+
+func serveCommand() *cobra.Command {
+	var file string
+	c := &cobra.Command{
+		Use: "serve", Short: "Run the CRI daemon", Args: cobra.NoArgs,
+		RunE: func(*cobra.Command, []string) error {
+			cfg, err := config.Load(file)
+			if err != nil {
+				return err
+			}
+			return serve(cfg)
+		},
+	}
+	c.Flags().StringVar(&file, "config", "", "TOML configuration file; none: the defaults (see berth config default)")
+	return c
+}
+
+// serve runs the daemon until SIGTERM or SIGINT. Containers outlive it.
+func serve(cfg config.Config) error {
+	level, err := logrus.ParseLevel(cfg.LogLevel)
+	if err != nil {
+		return err
+	}
+	logrus.SetLevel(level)
+	log := logrus.NewEntry(logrus.StandardLogger())
+
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
+	defer stop()
+	unlock, err := prepare(cfg)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+
+	d, err := assemble(ctx, cfg, log)
+	if err != nil {
+		return err
+	}
+	defer d.close()
+	return d.run(ctx, cfg, log)
+}
+
+// prepare makes the daemon's directories and takes its lock on them.
+func prepare(cfg config.Config) (unlock func(), err error) {
+	for _, dir := range []string{cfg.Root, cfg.State} {
+		if err := os.MkdirAll(dir, 0o711); err != nil {
+			return nil, fmt.Errorf("make directory: %w", err)
+		}
+		if err := os.Chmod(dir, 0o711); err != nil {
+			return nil, fmt.Errorf("set mode of directory: %w", err)
+		}
+	}
+	path := filepath.Join(cfg.Root, "lock")
+	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("open lock: %w", err)
+	}
+	if err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
+		owner := make([]byte, 32)
+		n, _ := f.Read(owner)
+		_ = f.Close()
+		return nil, fmt.Errorf("root %s: another berth daemon uses it, pid %s: %w", cfg.Root, owner[:n], err)
+	}
+	_ = f.Truncate(0)
+	_, _ = fmt.Fprintf(f, "%d", os.Getpid())
+	return func() { _ = f.Close() }, nil
+}
+
+// parts of a daemon that must be closed, last first.
+type assembled struct {
+	service *runtime.Service
+	closers []func()
+}
+
+func (d *assembled) close() {
+	for i := len(d.closers) - 1; i >= 0; i-- {
+		d.closers[i]()
+	}
+}
+
+// assemble opens every leaf and puts the service over them.
+func assemble(ctx context.Context, cfg config.Config, log *logrus.Entry) (*assembled, error) {
+	d := &assembled{}
+	ok := false
+	defer func() {
+		if !ok {
+			d.close()
+		}
+	}()
+	parts := runtime.Parts{Config: cfg, Version: version, Log: log}
+	records, problems, err := sandbox.Open(cfg.Root)
+	if err != nil {
+		return nil, err
+	}
+	for _, p := range problems {
+		log.WithError(p.Err).WithFields(logrus.Fields{"path": p.Path, "moved": p.Moved}).Error("a record cannot be read; moved to quarantine")
+	}
+	parts.Records = records
+	if parts.Images, err = image.Open(ctx, imageOptions(cfg)); err != nil {
+		return nil, err
+	}
+	d.closers = append(d.closers, func() { logError(log, parts.Images.Close()) })
+	parts.Network, err = network.New(network.Options{ConfDir: cfg.CNI.ConfDir, BinDirs: cfg.CNI.BinDirs,
+		CacheDir: filepath.Join(cfg.Root, "cni"), Timeout: time.Duration(cfg.CNI.Timeout)})
+	if err != nil {
+		return nil, err
+	}
+	d.closers = append(d.closers, func() { logError(log, parts.Network.Close()) })
+	if parts.Host, err = resolve.HostFacts(); err != nil {
+		return nil, err
+	}
+	parts.Host.Rlimits = resolve.Nofile(cfg.Runtime.NofileSoft, cfg.Runtime.NofileHard)
+	if err := d.handlers(ctx, cfg, log, &parts); err != nil {
+		return nil, err
+	}
+	ok = true
+	return d, nil
+}
+
+func imageOptions(cfg config.Config) image.Options {
+	return image.Options{
+		Root: filepath.Join(cfg.Root, "images"), MaxConcurrentDownloads: cfg.Image.MaxConcurrentDownloads,
+		RegistriesConf: cfg.Image.RegistriesConf, PolicyPath: cfg.Image.Policy, AuthFile: cfg.Image.AuthFile,
+		IdleTimeout: time.Duration(cfg.Image.IdleTimeout), KeepLayerBlobs: cfg.Image.KeepLayerBlobs, Pinned: cfg.Image.Pinned,
+	}
+}
+
+func logError(log *logrus.Entry, err error) {
+	if err != nil {
+		log.WithError(err).Warn("close")
+	}
+}
+
+// run restores what an earlier daemon left and serves until ctx ends.
+func (d *assembled) run(ctx context.Context, cfg config.Config, log *logrus.Entry) error {
+	if err := d.service.Restore(ctx); err != nil {
+		return err
+	}
+	l, err := runtime.Listen(cfg.Socket)
+	if err != nil {
+		return err
+	}
+	g := d.service.Server()
+	ended := make(chan error, 1)
+	go func() { ended <- g.Serve(l) }()
+	log.WithFields(logrus.Fields{"socket": cfg.Socket, "version": version}).Info("serving CRI")
+	if _, err := daemon.SdNotify(false, daemon.SdNotifyReady); err != nil {
+		log.WithError(err).Warn("tell systemd that berth is ready")
+	}
+	select {
+	case err := <-ended:
+		return fmt.Errorf("serve CRI: %w", err)
+	case <-ctx.Done():
+	}
+	log.Info("stopping; containers go on")
+	_, _ = daemon.SdNotify(false, daemon.SdNotifyStopping)
+	patience, cancel := context.WithTimeout(context.Background(), stopPatience)
+	defer cancel()
+	d.service.Close(patience)
+	g.Stop()
+	if err := <-ended; err != nil && !errors.Is(err, os.ErrClosed) {
+		return err
+	}
+	return nil
+}

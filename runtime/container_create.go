@@ -1,0 +1,314 @@
+package runtime
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/sirupsen/logrus"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"berth/image"
+	"berth/image/rootfs"
+	"berth/oci"
+	"berth/oci/spec"
+	"berth/runtime/operation"
+	"berth/runtime/resolve"
+	"berth/sandbox"
+)
+
+// CreateContainer makes a container up to the point where its process waits to
+// be started. The same metadata again joins a running attempt or returns the
+// container made.
+func (s *Service) CreateContainer(ctx context.Context, req *cri.CreateContainerRequest) (*cri.CreateContainerResponse, error) {
+	if err := checkContainer(req.GetConfig()); err != nil {
+		return nil, err
+	}
+	sb, err := s.readySandbox(req.GetPodSandboxId())
+	if err != nil {
+		return nil, err
+	}
+	name := sandbox.ContainerName(req.GetConfig().GetMetadata(), sb.ID)
+	id, err := s.operations.Do(ctx, operation.Request{
+		Key: "create " + name, Verb: "CreateContainer", Object: name, Limit: operationLimit,
+	}, func(ctx context.Context, op *operation.Operation) (string, error) {
+		if old, err := s.Records.Containers.Named(name); err == nil {
+			return old.ID, nil
+		}
+		return s.createContainer(ctx, op, sb, req.GetConfig())
+	})
+	if err != nil {
+		return nil, err
+	}
+	return &cri.CreateContainerResponse{ContainerId: id}, nil
+}
+
+// readySandbox finds a sandbox that takes containers.
+func (s *Service) readySandbox(id string) (*sandbox.Sandbox, error) {
+	sb, err := s.findSandbox(id)
+	if err != nil {
+		return nil, err
+	}
+	if !sb.Ready(s.bootID) {
+		return nil, fmt.Errorf("%w: pod sandbox %s is not ready", errPrecondition, sb.ID)
+	}
+	return sb, nil
+}
+
+// createContainer is a container's birth, one step after the other. Whatever
+// fails, removeContainer undoes it.
+func (s *Service) createContainer(ctx context.Context, op *operation.Operation, sb *sandbox.Sandbox, config *cri.ContainerConfig) (string, error) {
+	op.Step("find image")
+	img, err := s.findImage(config.GetImage())
+	if err != nil {
+		return "", err
+	}
+	c, err := s.newContainer(sb, config, img)
+	if err != nil {
+		return "", err
+	}
+	open, err := s.locks.Lock(ctx, c.ID)
+	if err != nil {
+		return "", err
+	}
+	op.Step("write record")
+	if err := s.Records.Containers.Create(c); err != nil {
+		open()
+		return "", err
+	}
+	err = s.make(ctx, op, c, img)
+	open()
+	if err != nil {
+		err = fmt.Errorf("create container %s at step %s: %w", config.GetMetadata().GetName(), op.Where(), err)
+		undo, cancel := context.WithTimeout(context.WithoutCancel(ctx), operationLimit)
+		defer cancel()
+		if uerr := s.removeContainer(undo, c.ID); uerr != nil {
+			err = fmt.Errorf("%w; and undoing it: %w", err, uerr)
+		}
+		return "", err
+	}
+	return c.ID, nil
+}
+
+// make has every effect of a container; removeContainer undoes all of them.
+// The record stands before the sandbox is asked once more whether it is ready:
+// a stop that began meanwhile either sees the record or is seen here.
+func (s *Service) make(ctx context.Context, op *operation.Operation, c *sandbox.Container, img *image.Record) error {
+	sb, err := s.readySandbox(c.SandboxID)
+	if err != nil {
+		return err
+	}
+	rt, err := s.handler(sb.Handler)
+	if err != nil {
+		return err
+	}
+	op.Step("mount rootfs")
+	if err := s.mountRootfs(c, img); err != nil {
+		return err
+	}
+	op.Step("resolve users, devices, mounts")
+	in, err := s.specInput(sb, c, img)
+	if err != nil {
+		return err
+	}
+	op.Step("make spec and bundle")
+	sp, warnings, err := spec.Container(in)
+	if err != nil {
+		return err
+	}
+	for _, w := range warnings {
+		s.Log.WithFields(logrus.Fields{"container": c.ID, "sandbox": sb.ID}).Debug(w)
+	}
+	if err := oci.WriteBundle(s.bundleDir(c.ID), sp); err != nil {
+		return err
+	}
+	if err := makeLogDirectory(c.LogPath); err != nil {
+		return err
+	}
+	op.Step("create in the OCI runtime")
+	config := c.Config.Message
+	p, err := rt.Create(ctx, oci.CreateRequest{ID: c.ID, Bundle: s.bundleDir(c.ID), IO: oci.IO{
+		LogPath: c.LogPath, Terminal: config.GetTty(), Stdin: config.GetStdin(), StdinOnce: config.GetStdinOnce(),
+		MaxLine: s.Config.Runtime.MaxLogLine, UID: sp.Process.User.UID, GID: sp.Process.User.GID,
+	}})
+	if err != nil {
+		return err
+	}
+	op.Step("write created record")
+	_, err = s.Records.Containers.Update(c.ID, func(c *sandbox.Container) {
+		c.Process = &sandbox.Process{PID: p.PID, StartTime: p.StartTime}
+		c.User = userOf(in.Resolved)
+		c.MadeAt = time.Now().UnixNano()
+	})
+	return err
+}
+
+func userOf(r spec.Resolved) sandbox.User {
+	u := sandbox.User{UID: int64(r.User.UID), GID: int64(r.User.GID)}
+	for _, g := range r.User.AdditionalGIDs {
+		u.Groups = append(u.Groups, int64(g))
+	}
+	return u
+}
+
+func (s *Service) mountRootfs(c *sandbox.Container, img *image.Record) error {
+	if err := os.MkdirAll(s.bundleDir(c.ID), 0o711); err != nil {
+		return fmt.Errorf("make bundle directory: %w", err)
+	}
+	s.Images.Hold(img.ID, c.ID)
+	dir := s.Records.Containers.Dir(c.ID)
+	return rootfs.Create(rootfs.Mount{
+		Target: s.rootfsDir(c.ID), Upper: filepath.Join(dir, "upper"), Work: filepath.Join(dir, "work"), Layers: img.Layers,
+	})
+}
+
+// specInput gathers what the pure spec needs; resolve is its only look outside.
+func (s *Service) specInput(sb *sandbox.Sandbox, c *sandbox.Container, img *image.Record) (spec.ContainerInput, error) {
+	in := spec.ContainerInput{
+		ID: c.ID, SandboxID: sb.ID, Config: c.Config.Message, Sandbox: sb.Config.Message, Image: &img.Config, Host: s.Host,
+		CgroupsPath: sb.CgroupParent + "/" + c.ID,
+		Rootfs:      s.rootfsDir(c.ID),
+		Files: spec.Files{
+			Hosts: s.podFile(sb.ID, "hosts"), Hostname: s.podFile(sb.ID, "hostname"), ResolvConf: s.podFile(sb.ID, "resolv.conf"),
+			Shm: s.shmPath(sb.ID),
+		},
+		Options:  spec.Options{Capabilities: s.Config.Runtime.DefaultCapabilities},
+		Hostname: s.visibleHostname(sb),
+	}
+	if sb.Namespaces().GetIpc() == cri.NamespaceMode_NODE {
+		in.Files.Shm = "/dev/shm"
+	}
+	var err error
+	if in.Namespaces, err = s.containerNamespaces(sb, c.Config.Message); err != nil {
+		return in, err
+	}
+	in.Resolved, err = resolve.Resolve(resolve.Request{
+		Config: c.Config.Message, Sandbox: sb.Config.Message, Image: &img.Config, Rootfs: in.Rootfs, Host: s.Host,
+	})
+	return in, err
+}
+
+// visibleHostname is what HOSTNAME says in the pod's containers.
+func (s *Service) visibleHostname(sb *sandbox.Sandbox) string {
+	if sb.Namespaces().GetNetwork() == cri.NamespaceMode_NODE {
+		if h, err := os.Hostname(); err == nil {
+			return h
+		}
+	}
+	return hostnameOf(sb)
+}
+
+// containerNamespaces are the pod's, with the PID namespace that the
+// container's own mode asks for.
+func (s *Service) containerNamespaces(sb *sandbox.Sandbox, config *cri.ContainerConfig) (spec.Namespaces, error) {
+	ns := s.joinedNamespaces(sb)
+	const field = "config.linux.security_context.namespace_options"
+	o := config.GetLinux().GetSecurityContext().GetNamespaceOptions()
+	switch o.GetPid() {
+	case cri.NamespaceMode_POD:
+		if sb.Pause == nil {
+			// A request without options means mode POD by protobuf's zero; the pod's own choice counts.
+			if o != nil && sb.Namespaces().GetPid() != cri.NamespaceMode_POD {
+				return ns, fmt.Errorf("%w: %s.pid POD, but the sandbox's PID mode is %s", errInvalid, field, sb.Namespaces().GetPid())
+			}
+			break
+		}
+		ns.PID = fmt.Sprintf("/proc/%d/ns/pid", sb.Pause.PID)
+	case cri.NamespaceMode_TARGET:
+		target, err := s.runningContainer(o.GetTargetId())
+		if err != nil {
+			return ns, fmt.Errorf("%s.target_id: %w", field, err)
+		}
+		if target.SandboxID != sb.ID {
+			return ns, fmt.Errorf("%w: %s.target_id %s is in another pod", errInvalid, field, target.ID)
+		}
+		ns.PID = fmt.Sprintf("/proc/%d/ns/pid", target.Process.PID)
+	}
+	return ns, nil
+}
+
+func (s *Service) newContainer(sb *sandbox.Sandbox, config *cri.ContainerConfig, img *image.Record) (*sandbox.Container, error) {
+	log, err := logPath(sb.Config.Message.GetLogDirectory(), config.GetLogPath())
+	if err != nil {
+		return nil, err
+	}
+	signal, err := stopSignal(config.GetStopSignal(), img.Config.Config.StopSignal)
+	if err != nil {
+		return nil, err
+	}
+	pid := config.GetLinux().GetSecurityContext().GetNamespaceOptions().GetPid()
+	return &sandbox.Container{
+		ID:         newID(),
+		Name:       sandbox.ContainerName(config.GetMetadata(), sb.ID),
+		SandboxID:  sb.ID,
+		Config:     sandbox.Config[*cri.ContainerConfig]{Message: config},
+		BootID:     s.bootID,
+		ImageID:    img.ID,
+		ImageRef:   imageRef(img, config.GetImage()),
+		CreatedAt:  time.Now().UnixNano(),
+		LogPath:    log,
+		StopSignal: signal,
+		SharedPIDs: pid != cri.NamespaceMode_CONTAINER,
+	}, nil
+}
+
+// findImage takes the image that the kubelet names, by id or reference.
+func (s *Service) findImage(i *cri.ImageSpec) (*image.Record, error) {
+	img, err := s.Images.Resolve(i.GetImage())
+	if err != nil {
+		return nil, fmt.Errorf("config.image.image: %w", err)
+	}
+	return img, nil
+}
+
+// imageRef is the digest reference of an image, in the repository the user
+// named where that is known, else its id.
+func imageRef(img *image.Record, i *cri.ImageSpec) string {
+	for _, d := range img.RepoDigests {
+		repo, _, _ := strings.Cut(d, "@")
+		if u := i.GetUserSpecifiedImage(); u == repo || strings.HasPrefix(u, repo+":") || strings.HasPrefix(u, repo+"@") {
+			return d
+		}
+	}
+	if len(img.RepoDigests) > 0 {
+		return img.RepoDigests[0]
+	}
+	return img.ID
+}
+
+// logPath joins a container's log path to its pod's directory, out of which
+// it may not lead.
+func logPath(dir, path string) (string, error) {
+	if dir == "" || path == "" {
+		return "", nil
+	}
+	if !filepath.IsLocal(path) {
+		return "", fmt.Errorf("%w: config.log_path %q leads out of the pod's log directory", errInvalid, path)
+	}
+	return filepath.Join(dir, path), nil
+}
+
+func makeLogDirectory(path string) error {
+	if path == "" {
+		return nil
+	}
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		return fmt.Errorf("make log directory: %w", err)
+	}
+	return nil
+}
+
+func checkContainer(c *cri.ContainerConfig) error {
+	switch {
+	case c == nil:
+		return fmt.Errorf("%w: config is missing", errInvalid)
+	case c.GetMetadata().GetName() == "":
+		return fmt.Errorf("%w: config.metadata.name is empty", errInvalid)
+	case c.GetImage().GetImage() == "":
+		return fmt.Errorf("%w: config.image.image is empty", errInvalid)
+	}
+	return nil
+}

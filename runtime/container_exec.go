@@ -1,0 +1,54 @@
+package runtime
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"berth/oci"
+	"berth/oci/spec"
+)
+
+// execOutput is how much of each stream ExecSync returns; the rest is dropped,
+// as CRI says.
+const execOutput = 16 << 20
+
+// ExecSync runs a command in a container to its end. When timeout seconds
+// (0: none) have passed, every process of the command is killed and the error
+// is DeadlineExceeded. It also ends when its main process has ended while a
+// child still holds the output.
+func (s *Service) ExecSync(ctx context.Context, req *cri.ExecSyncRequest) (*cri.ExecSyncResponse, error) {
+	if len(req.GetCmd()) == 0 {
+		return nil, fmt.Errorf("%w: cmd is empty", errInvalid)
+	}
+	if req.GetTimeout() < 0 {
+		return nil, fmt.Errorf("%w: timeout %d is negative", errInvalid, req.GetTimeout())
+	}
+	c, err := s.runningContainer(req.GetContainerId())
+	if err != nil {
+		return nil, err
+	}
+	rt, err := s.runtimeOf(c)
+	if err != nil {
+		return nil, err
+	}
+	base, err := oci.ReadProcess(s.bundleDir(c.ID))
+	if err != nil {
+		return nil, err
+	}
+	r, err := rt.Exec(ctx, c.ID, oci.ExecRequest{
+		Process: spec.ExecProcess(base, req.GetCmd()),
+		Timeout: time.Duration(req.GetTimeout()) * time.Second,
+		Limit:   execOutput,
+	})
+	if err != nil {
+		if errors.Is(err, oci.ErrExecTimeout) {
+			return nil, fmt.Errorf("command %q in container %s timed out after %d s: %w", req.GetCmd(), c.ID, req.GetTimeout(), err)
+		}
+		return nil, fmt.Errorf("exec in container %s: %w", c.ID, err)
+	}
+	return &cri.ExecSyncResponse{Stdout: r.Stdout, Stderr: r.Stderr, ExitCode: r.ExitCode}, nil
+}

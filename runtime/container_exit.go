@@ -1,0 +1,127 @@
+package runtime
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"strings"
+	"time"
+
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"berth/oci"
+	"berth/sandbox"
+)
+
+// Reasons of an exit, as kubectl shows them.
+const (
+	reasonCompleted = "Completed"
+	reasonError     = "Error"
+	reasonOOM       = "OOMKilled" // the kubelet knows this word
+	reasonUnknown   = "Unknown"
+)
+
+// Exited records the end of an init: a container's, or a sandbox's pause.
+// Idempotent: the first report counts. It may be called from any goroutine.
+func (s *Service) Exited(e oci.Exit) {
+	defer s.exits.tell(e.ID)
+	if _, err := s.Records.Sandboxes.Get(e.ID); err == nil {
+		s.markStopped(e.ID)
+		return
+	}
+	c, err := s.Records.Containers.Get(e.ID)
+	if err != nil || c.FinishedAt != 0 {
+		return
+	}
+	c, err = s.Records.Containers.Update(e.ID, func(c *sandbox.Container) {
+		if c.FinishedAt != 0 {
+			return
+		}
+		c.FinishedAt, c.ExitCode = e.At.UnixNano(), e.Code
+		c.Reason, c.Message = exitReason(e), e.Unknown
+	})
+	if err != nil {
+		s.Log.WithError(err).WithField("container", e.ID).Warn("record of an exit")
+	}
+	if c != nil && c.SharedPIDs {
+		s.background.Go(func() { s.killRest(c) })
+	}
+}
+
+func exitReason(e oci.Exit) string {
+	switch {
+	case e.Unknown != "":
+		return reasonUnknown
+	case e.OOMKilled:
+		return reasonOOM
+	case e.Code == 0:
+		return reasonCompleted
+	default:
+		return reasonError
+	}
+}
+
+// killRest ends what outlives a container's init in a shared PID namespace;
+// in one of its own the kernel has done it.
+func (s *Service) killRest(c *sandbox.Container) {
+	ctx, cancel := context.WithTimeout(context.Background(), killPatience)
+	defer cancel()
+	rt, err := s.runtimeOf(c)
+	if err == nil {
+		err = rt.KillAll(ctx, c.ID)
+	}
+	if err != nil {
+		s.Log.WithError(err).WithField("container", c.ID).Warn("kill the rest of an exited container")
+	}
+}
+
+// runtimeOf is the OCI runtime of a container's sandbox.
+func (s *Service) runtimeOf(c *sandbox.Container) (oci.Runtime, error) {
+	sb, err := s.Records.Sandboxes.Get(c.SandboxID)
+	if err != nil {
+		return nil, fmt.Errorf("sandbox of container %s: %w", c.ID, err)
+	}
+	return s.handler(sb.Handler)
+}
+
+// watchExits asks the kernel again, slowly, about every init that should be
+// alive, until ctx ends: a notice that was lost cannot wedge a pod.
+func (s *Service) watchExits(ctx context.Context) {
+	tick := time.NewTicker(10 * time.Second)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+		for _, c := range s.Records.Containers.List() {
+			if c.MadeAt == 0 || c.State(s.bootID) == cri.ContainerState_CONTAINER_EXITED {
+				continue
+			}
+			if rt, err := s.runtimeOf(c); err == nil {
+				if e, ok := rt.Exited(c.ID); ok {
+					s.Exited(e)
+				}
+			}
+		}
+	}
+}
+
+// unkillable says why an init outlives SIGKILL, as far as the kernel tells.
+func (s *Service) unkillable(id string) error {
+	pid := 0
+	if c, err := s.Records.Containers.Get(id); err == nil && c.Process != nil {
+		pid = c.Process.PID
+	} else if sb, err := s.Records.Sandboxes.Get(id); err == nil && sb.Pause != nil {
+		pid = sb.Pause.PID
+	}
+	state := "?"
+	if b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid)); err == nil {
+		if _, after, ok := strings.Cut(string(b), ") "); ok && after != "" {
+			state = after[:1]
+		}
+	}
+	where, _ := os.ReadFile(fmt.Sprintf("/proc/%d/wchan", pid))
+	return fmt.Errorf("%s still runs after SIGKILL: pid %d is in state %s at %q: %w", id, pid, state, where, context.DeadlineExceeded)
+}

@@ -1,0 +1,80 @@
+package runtime
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"berth/runtime/operation"
+	"berth/sandbox"
+)
+
+// startErrorCode is the exit code of a container whose start was refused.
+const startErrorCode = 128
+
+// StartContainer lets a created container's process run. A start that the OCI
+// runtime refuses leaves the container EXITED with code 128, reason StartError
+// and the refusal as its message.
+func (s *Service) StartContainer(ctx context.Context, req *cri.StartContainerRequest) (*cri.StartContainerResponse, error) {
+	c, err := s.findContainer(req.GetContainerId())
+	if err != nil {
+		return nil, err
+	}
+	_, err = s.operations.Do(ctx, operation.Request{
+		Key: "start " + c.ID, Verb: "StartContainer", Object: c.Name, Limit: operationLimit,
+	}, func(ctx context.Context, op *operation.Operation) (string, error) {
+		op.Step("wait for the container's lock")
+		open, err := s.locks.Lock(ctx, c.ID)
+		if err != nil {
+			return "", err
+		}
+		defer open()
+		op.Step("start in the OCI runtime")
+		return "", s.startContainer(ctx, c.ID)
+	})
+	if err != nil {
+		return nil, err
+	}
+	return &cri.StartContainerResponse{}, nil
+}
+
+func (s *Service) startContainer(ctx context.Context, id string) error {
+	c, err := s.Records.Containers.Get(id)
+	if err != nil {
+		return err
+	}
+	if st := c.State(s.bootID); st != cri.ContainerState_CONTAINER_CREATED {
+		return fmt.Errorf("%w: container %s is %s", errPrecondition, id, st)
+	}
+	sb, err := s.readySandbox(c.SandboxID)
+	if err != nil {
+		return err
+	}
+	rt, err := s.handler(sb.Handler)
+	if err != nil {
+		return err
+	}
+	at := time.Now().UnixNano()
+	if err := rt.Start(ctx, id); err != nil {
+		s.startFailed(c, at, err)
+		_ = rt.KillAll(ctx, id) // what is left of it goes with StopContainer or RemoveContainer at the latest
+		return fmt.Errorf("start container %s: %w", id, err)
+	}
+	_, err = s.Records.Containers.Update(id, func(c *sandbox.Container) { c.StartedAt = at })
+	if err != nil {
+		s.Log.WithError(err).WithField("container", id).Warn("record of a started container")
+	}
+	return nil
+}
+
+func (s *Service) startFailed(c *sandbox.Container, at int64, cause error) {
+	_, err := s.Records.Containers.Update(c.ID, func(c *sandbox.Container) {
+		c.StartedAt, c.FinishedAt = at, time.Now().UnixNano()
+		c.ExitCode, c.Reason, c.Message = startErrorCode, "StartError", cause.Error()
+	})
+	if err != nil {
+		s.Log.WithError(err).WithField("container", c.ID).Warn("record of a failed start")
+	}
+}

@@ -1,0 +1,149 @@
+package runtime
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"berth/sandbox"
+)
+
+func (s *Service) findContainer(id string) (*sandbox.Container, error) {
+	c, err := s.Records.Containers.Find(id)
+	if err == nil && c.MadeAt == 0 {
+		err = fmt.Errorf("%w: %q", sandbox.ErrNotFound, id)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("container: %w", err)
+	}
+	return c, nil
+}
+
+func (s *Service) runningContainer(id string) (*sandbox.Container, error) {
+	c, err := s.findContainer(id)
+	if err != nil {
+		return nil, err
+	}
+	if st := c.State(s.bootID); st != cri.ContainerState_CONTAINER_RUNNING {
+		return nil, fmt.Errorf("%w: container %s is %s", errPrecondition, c.ID, st)
+	}
+	return c, nil
+}
+
+// ContainerStatus answers from memory. NotFound for an unknown id.
+func (s *Service) ContainerStatus(_ context.Context, req *cri.ContainerStatusRequest) (*cri.ContainerStatusResponse, error) {
+	c, err := s.findContainer(req.GetContainerId())
+	if err != nil {
+		return nil, err
+	}
+	reply := &cri.ContainerStatusResponse{Status: s.containerStatus(c)}
+	if req.GetVerbose() {
+		reply.Info, err = s.containerInfo(c)
+	}
+	return reply, err
+}
+
+func (s *Service) containerStatus(c *sandbox.Container) *cri.ContainerStatus {
+	config := c.Config.Message
+	st := &cri.ContainerStatus{
+		Id: c.ID, Metadata: config.GetMetadata(), State: c.State(s.bootID),
+		CreatedAt: c.CreatedAt, StartedAt: c.StartedAt, FinishedAt: c.FinishedAt,
+		Image:    s.imageSpec(c),
+		ImageRef: c.ImageRef, ImageId: c.ImageID,
+		Labels: config.GetLabels(), Annotations: config.GetAnnotations(), Mounts: config.GetMounts(), LogPath: c.LogPath,
+		Resources:  &cri.ContainerResources{Linux: c.EffectiveResources()},
+		User:       &cri.ContainerUser{Linux: &cri.LinuxContainerUser{Uid: c.User.UID, Gid: c.User.GID, SupplementalGroups: c.User.Groups}},
+		StopSignal: criSignal(c.StopSignal),
+	}
+	if st.State == cri.ContainerState_CONTAINER_EXITED {
+		st.ExitCode, st.Reason, st.Message = c.ExitCode, c.Reason, c.Message
+	}
+	return st
+}
+
+// imageSpec echoes the image as the container's maker named it.
+func (s *Service) imageSpec(c *sandbox.Container) *cri.ImageSpec {
+	i := c.Config.Message.GetImage()
+	name := i.GetUserSpecifiedImage()
+	if name == "" {
+		name = i.GetImage()
+	}
+	return &cri.ImageSpec{Image: name, UserSpecifiedImage: i.GetUserSpecifiedImage(), RuntimeHandler: i.GetRuntimeHandler(), Annotations: i.GetAnnotations()}
+}
+
+// containerInfo is what operators see with crictl inspect; tools look for the
+// keys pid, sandboxID and runtimeSpec.
+func (s *Service) containerInfo(c *sandbox.Container) (map[string]string, error) {
+	info := struct {
+		SandboxID string                               `json:"sandboxID"`
+		PID       int                                  `json:"pid"`
+		Rootfs    string                               `json:"rootfs"`
+		Config    sandbox.Config[*cri.ContainerConfig] `json:"config"`
+		Spec      json.RawMessage                      `json:"runtimeSpec,omitempty"`
+	}{SandboxID: c.SandboxID, Rootfs: s.rootfsDir(c.ID), Config: c.Config}
+	if c.Process != nil && c.State(s.bootID) != cri.ContainerState_CONTAINER_EXITED {
+		info.PID = c.Process.PID
+	}
+	if b, err := os.ReadFile(filepath.Join(s.bundleDir(c.ID), "config.json")); err == nil {
+		info.Spec = b
+	}
+	b, err := json.Marshal(info)
+	if err != nil {
+		return nil, fmt.Errorf("describe container %s: %w", c.ID, err)
+	}
+	return map[string]string{"info": string(b)}, nil
+}
+
+// ListContainers answers from memory; all parts of the filter must fit.
+func (s *Service) ListContainers(_ context.Context, req *cri.ListContainersRequest) (*cri.ListContainersResponse, error) {
+	f := req.GetFilter()
+	reply := &cri.ListContainersResponse{}
+	id, pod := f.GetId(), f.GetPodSandboxId()
+	if id != "" {
+		c, err := s.findContainer(id)
+		if err != nil {
+			return reply, nil
+		}
+		id = c.ID
+	}
+	if pod != "" {
+		sb, err := s.findSandbox(pod)
+		if err != nil {
+			return reply, nil
+		}
+		pod = sb.ID
+	}
+	for _, c := range s.Records.Containers.List() {
+		config, state := c.Config.Message, c.State(s.bootID)
+		if c.MadeAt == 0 || id != "" && c.ID != id || pod != "" && c.SandboxID != pod ||
+			f.GetState() != nil && f.GetState().GetState() != state || !matches(f.GetLabelSelector(), config.GetLabels()) {
+			continue
+		}
+		reply.Containers = append(reply.Containers, &cri.Container{
+			Id: c.ID, PodSandboxId: c.SandboxID, Metadata: config.GetMetadata(), Image: s.imageSpec(c), ImageRef: c.ImageRef, ImageId: c.ImageID,
+			State: state, CreatedAt: c.CreatedAt, Labels: config.GetLabels(), Annotations: config.GetAnnotations(),
+		})
+	}
+	return reply, nil
+}
+
+// ReopenContainerLog makes a new log file after the old one was moved away.
+// A container that does not run is refused, and no file is made.
+func (s *Service) ReopenContainerLog(ctx context.Context, req *cri.ReopenContainerLogRequest) (*cri.ReopenContainerLogResponse, error) {
+	c, err := s.runningContainer(req.GetContainerId())
+	if err != nil {
+		return nil, err
+	}
+	rt, err := s.runtimeOf(c)
+	if err != nil {
+		return nil, err
+	}
+	if err := rt.ReopenLog(ctx, c.ID); err != nil {
+		return nil, fmt.Errorf("reopen log of container %s: %w", c.ID, err)
+	}
+	return &cri.ReopenContainerLogResponse{}, nil
+}

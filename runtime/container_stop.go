@@ -1,0 +1,209 @@
+package runtime
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"syscall"
+	"time"
+
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"berth/oci"
+	"berth/sandbox"
+)
+
+// killPatience is how long a SIGKILL may take to show before an error tells
+// where the process hangs.
+const killPatience = 10 * time.Second
+
+// StopContainer sends the stop signal, waits for the grace period and then
+// kills every process of the container. Idempotent; nil for a container that
+// is gone. Calls for one container share one stop: the shortest grace counts,
+// and a caller that gives up changes nothing.
+func (s *Service) StopContainer(ctx context.Context, req *cri.StopContainerRequest) (*cri.StopContainerResponse, error) {
+	c, err := s.Records.Containers.Find(req.GetContainerId())
+	if errors.Is(err, sandbox.ErrNotFound) {
+		return &cri.StopContainerResponse{}, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	if req.GetTimeout() < 0 {
+		return nil, fmt.Errorf("%w: timeout %d is negative", errInvalid, req.GetTimeout())
+	}
+	grace := time.Duration(min(req.GetTimeout(), int64(maxGrace/time.Second))) * time.Second
+	if err := s.stopContainer(ctx, c.ID, grace); err != nil {
+		return nil, err
+	}
+	return &cri.StopContainerResponse{}, nil
+}
+
+// maxGrace bounds a grace period, so that seconds fit a Duration.
+const maxGrace = 10 * 365 * 24 * time.Hour
+
+// stops are the running stops by container id.
+type stops struct {
+	mu      sync.Mutex
+	running map[string]*stop // guarded by mu
+}
+
+// stop is one running stop of a container.
+type stop struct {
+	mu      sync.Mutex
+	until   time.Time     // when grace ends, guarded by mu
+	shorter chan struct{} // told when until moved; holds one
+	done    chan struct{}
+	err     error
+}
+
+func (st *stop) deadline() time.Time {
+	st.mu.Lock()
+	defer st.mu.Unlock()
+	return st.until
+}
+
+func (st *stop) shorten(until time.Time) {
+	st.mu.Lock()
+	defer st.mu.Unlock()
+	if until.Before(st.until) {
+		st.until = until
+		select {
+		case st.shorter <- struct{}{}:
+		default:
+		}
+	}
+}
+
+// stopContainer joins or begins the stop of a container and waits for it or
+// for ctx. The stop itself goes on without its callers.
+func (s *Service) stopContainer(ctx context.Context, id string, grace time.Duration) error {
+	until := time.Now().Add(grace)
+	s.stops.mu.Lock()
+	st, ok := s.stops.running[id]
+	if !ok {
+		st = &stop{until: until, shorter: make(chan struct{}, 1), done: make(chan struct{})}
+		s.stops.running[id] = st
+		s.background.Go(func() {
+			st.err = s.runStop(context.WithoutCancel(ctx), id, st)
+			s.stops.mu.Lock()
+			delete(s.stops.running, id)
+			s.stops.mu.Unlock()
+			close(st.done)
+		})
+	}
+	s.stops.mu.Unlock()
+	st.shorten(until)
+	select {
+	case <-st.done:
+		return st.err
+	case <-ctx.Done():
+		return fmt.Errorf("stop container %s: still waiting for it to end, killed at %s: %w", id, st.deadline().Format(time.RFC3339), ctx.Err())
+	}
+}
+
+// runStop is the whole stop: signal, grace, kill. It holds the container's
+// lock only while it asks for its state, so that exec and status go on.
+func (s *Service) runStop(ctx context.Context, id string, st *stop) error {
+	c, rt, err := s.beginStop(ctx, id)
+	if err != nil || c == nil {
+		return err
+	}
+	gone := s.exits.of(id)
+	if c.State(s.bootID) == cri.ContainerState_CONTAINER_RUNNING && time.Until(st.deadline()) > 0 {
+		sig, err := signalNumber(c.StopSignal)
+		if err != nil {
+			return err
+		}
+		if err := rt.Signal(id, sig); err != nil && !errors.Is(err, oci.ErrNotRunning) {
+			return fmt.Errorf("signal container %s: %w", id, err)
+		}
+		if s.waitGrace(rt, id, st, gone) {
+			return s.endStop(ctx, rt, c)
+		}
+	}
+	if err := rt.Signal(id, syscall.SIGKILL); err != nil && !errors.Is(err, oci.ErrNotRunning) {
+		return fmt.Errorf("kill container %s: %w", id, err)
+	}
+	if err := s.killAll(ctx, rt, id); err != nil {
+		return err
+	}
+	if err := s.awaitExit(ctx, rt, id, gone, killPatience); err != nil {
+		return fmt.Errorf("stop container: %w", err)
+	}
+	return s.endStop(ctx, rt, c)
+}
+
+// beginStop waits for a create or start in progress. A nil container means
+// that there is nothing to stop.
+func (s *Service) beginStop(ctx context.Context, id string) (*sandbox.Container, oci.Runtime, error) {
+	limited, cancel := context.WithTimeout(ctx, operationLimit)
+	defer cancel()
+	open, err := s.locks.Lock(limited, id)
+	if err != nil {
+		return nil, nil, err
+	}
+	defer open()
+	c, err := s.Records.Containers.Get(id)
+	if errors.Is(err, sandbox.ErrNotFound) {
+		return nil, nil, nil
+	}
+	if err != nil {
+		return nil, nil, err
+	}
+	if c.Process == nil || c.State(s.bootID) == cri.ContainerState_CONTAINER_EXITED && !c.SharedPIDs {
+		return nil, nil, nil
+	}
+	rt, err := s.runtimeOf(c)
+	if err != nil {
+		return nil, nil, err
+	}
+	if c.State(s.bootID) == cri.ContainerState_CONTAINER_EXITED {
+		return nil, nil, s.killAll(ctx, rt, id)
+	}
+	return c, rt, nil
+}
+
+// waitGrace waits until the init has ended (true) or the grace is over.
+func (s *Service) waitGrace(rt oci.Runtime, id string, st *stop, gone <-chan struct{}) bool {
+	ask := time.NewTicker(time.Second)
+	defer ask.Stop()
+	for {
+		if e, ok := rt.Exited(id); ok {
+			s.Exited(e)
+			return true
+		}
+		left := time.Until(st.deadline())
+		if left <= 0 {
+			return false
+		}
+		limit := time.NewTimer(left)
+		select {
+		case <-gone:
+			limit.Stop()
+			return true
+		case <-st.shorter:
+		case <-limit.C:
+		case <-ask.C:
+		}
+		limit.Stop()
+	}
+}
+
+// endStop sees to it that nothing of the container is left when Stop returns.
+func (s *Service) endStop(ctx context.Context, rt oci.Runtime, c *sandbox.Container) error {
+	if !c.SharedPIDs {
+		return nil
+	}
+	return s.killAll(ctx, rt, c.ID)
+}
+
+func (s *Service) killAll(ctx context.Context, rt oci.Runtime, id string) error {
+	limited, cancel := context.WithTimeout(ctx, killPatience)
+	defer cancel()
+	if err := rt.KillAll(limited, id); err != nil {
+		return fmt.Errorf("kill all processes of container %s: %w", id, err)
+	}
+	return nil
+}

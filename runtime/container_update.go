@@ -1,0 +1,67 @@
+package runtime
+
+import (
+	"context"
+	"fmt"
+
+	"google.golang.org/protobuf/proto"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"berth/oci/spec"
+	"berth/sandbox"
+)
+
+// UpdateContainerResources changes the limits of a created or running
+// container: all of them or, on error, none. Fields that are zero stay as they are.
+func (s *Service) UpdateContainerResources(ctx context.Context, req *cri.UpdateContainerResourcesRequest) (*cri.UpdateContainerResourcesResponse, error) {
+	c, err := s.findContainer(req.GetContainerId())
+	if err != nil {
+		return nil, err
+	}
+	if req.GetLinux() == nil {
+		return nil, fmt.Errorf("%w: linux is missing", errInvalid)
+	}
+	open, err := s.locks.Lock(ctx, c.ID)
+	if err != nil {
+		return nil, err
+	}
+	defer open()
+	if c, err = s.findContainer(c.ID); err != nil {
+		return nil, err
+	}
+	if st := c.State(s.bootID); st == cri.ContainerState_CONTAINER_EXITED {
+		return nil, fmt.Errorf("%w: container %s is %s", errPrecondition, c.ID, st)
+	}
+	rt, err := s.runtimeOf(c)
+	if err != nil {
+		return nil, err
+	}
+	resources, err := spec.UpdateResources(req.GetLinux(), s.Host)
+	if err != nil {
+		return nil, err
+	}
+	if err := rt.Update(ctx, c.ID, resources); err != nil {
+		return nil, fmt.Errorf("update resources of container %s: %w", c.ID, err)
+	}
+	merged := mergeResources(c.EffectiveResources(), req.GetLinux())
+	_, err = s.Records.Containers.Update(c.ID, func(c *sandbox.Container) {
+		c.Resources = &sandbox.Config[*cri.LinuxContainerResources]{Message: merged}
+	})
+	if err != nil {
+		s.Log.WithError(err).WithField("container", c.ID).Warn("record of updated resources")
+	}
+	return &cri.UpdateContainerResourcesResponse{}, nil
+}
+
+// mergeResources lays the fields set in change over those of old.
+func mergeResources(old, change *cri.LinuxContainerResources) *cri.LinuxContainerResources {
+	out := &cri.LinuxContainerResources{}
+	if old != nil {
+		proto.Merge(out, old)
+	}
+	if len(change.GetHugepageLimits()) > 0 {
+		out.HugepageLimits = nil // lists are replaced, not joined
+	}
+	proto.Merge(out, change)
+	return out
+}

@@ -1,0 +1,87 @@
+package runtime
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	goruntime "runtime"
+	"slices"
+	"sort"
+
+	"github.com/opencontainers/runtime-spec/specs-go/features"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+)
+
+// Version answers with berth's name and version.
+func (s *Service) Version(context.Context, *cri.VersionRequest) (*cri.VersionResponse, error) {
+	return &cri.VersionResponse{Version: "0.1.0", RuntimeName: "berth", RuntimeVersion: s.Parts.Version, RuntimeApiVersion: "v1"}, nil
+}
+
+// RuntimeConfig tells the cgroup driver; static for the daemon's life.
+func (s *Service) RuntimeConfig(context.Context, *cri.RuntimeConfigRequest) (*cri.RuntimeConfigResponse, error) {
+	return &cri.RuntimeConfigResponse{Linux: &cri.LinuxRuntimeConfiguration{CgroupDriver: cri.CgroupDriver_CGROUPFS}}, nil
+}
+
+// Status tells whether pods can be run, and with which handlers. It waits for
+// nothing.
+func (s *Service) Status(_ context.Context, req *cri.StatusRequest) (*cri.StatusResponse, error) {
+	runtimeReady := &cri.RuntimeCondition{Type: cri.RuntimeReady, Status: true}
+	networkReady := &cri.RuntimeCondition{Type: cri.NetworkReady, Status: true}
+	if err := s.Network.Ready(); err != nil {
+		networkReady.Status = false
+		networkReady.Reason = "NetworkPluginNotReady"
+		networkReady.Message = err.Error()
+	}
+	reply := &cri.StatusResponse{
+		Status:          &cri.RuntimeStatus{Conditions: []*cri.RuntimeCondition{runtimeReady, networkReady}},
+		RuntimeHandlers: s.handlers,
+		Features:        s.features,
+	}
+	if req.GetVerbose() {
+		reply.Info = s.statusInfo()
+	}
+	return reply, nil
+}
+
+func (s *Service) statusInfo() map[string]string {
+	info := map[string]string{}
+	put := func(key string, v any) {
+		if b, err := json.Marshal(v); err == nil {
+			info[key] = string(b)
+		}
+	}
+	put("config", struct {
+		Root     string `json:"rootDir"`
+		State    string `json:"stateDir"`
+		Settings any    `json:"settings"`
+	}{s.Config.Root, s.Config.State, s.Config})
+	put("golang", goruntime.Version())
+	put("cniconfig", s.Network.Describe())
+	running := []string{}
+	for _, o := range s.operations.Running() {
+		running = append(running, fmt.Sprintf("%s %s: %s", o.Verb, o.Object, o.Where()))
+	}
+	put("operations", running)
+	return info
+}
+
+// readFeatures asks every handler's binary once what it can do.
+func (s *Service) readFeatures(ctx context.Context) {
+	names := make([]string, 0, len(s.Handlers))
+	for name := range s.Handlers {
+		names = append(names, name)
+	}
+	sort.Strings(names)
+	s.handlers = nil
+	for _, name := range names {
+		f, err := s.Handlers[name].Features(ctx)
+		if err != nil {
+			s.Log.WithError(err).WithField("handler", name).Warn("features of the runtime are unknown")
+			f = &features.Features{}
+		}
+		s.handlers = append(s.handlers, &cri.RuntimeHandler{Name: name, Features: &cri.RuntimeHandlerFeatures{
+			RecursiveReadOnlyMounts: slices.Contains(f.MountOptions, "rro"),
+		}})
+	}
+	s.features = &cri.RuntimeFeatures{SupplementalGroupsPolicy: true}
+}

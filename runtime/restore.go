@@ -1,0 +1,167 @@
+package runtime
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"time"
+
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"berth/image/rootfs"
+	"berth/oci"
+	"berth/sandbox"
+	"berth/sandbox/namespaces"
+)
+
+// Restore brings the records of an earlier daemon in line with the kernel:
+// running containers are adopted, those that ended meanwhile get their exits,
+// what was half made is removed, and what no record names is swept. It must
+// return before the service is served; ctx ends the watch it starts.
+func (s *Service) Restore(ctx context.Context) error {
+	for _, c := range s.Records.Containers.List() {
+		s.Images.Hold(c.ImageID, c.ID)
+	}
+	if err := s.adopt(ctx); err != nil {
+		return err
+	}
+	s.settleBoot()
+	s.removeHalfMade(ctx)
+	if err := s.sweep(); err != nil {
+		return err
+	}
+	s.readFeatures(ctx)
+	go s.watchExits(ctx)
+	return nil
+}
+
+// adopt hands each handler its containers and takes the exits it knows.
+func (s *Service) adopt(ctx context.Context) error {
+	byHandler := map[string][]oci.Handle{}
+	for _, sb := range s.Records.Sandboxes.List() {
+		if sb.BootID != s.bootID {
+			continue
+		}
+		if p := sb.Pause; p != nil {
+			byHandler[sb.Handler] = append(byHandler[sb.Handler], oci.Handle{ID: sb.ID, Bundle: s.bundleDir(sb.ID), Process: oci.Process(*p)})
+		}
+		for _, c := range s.Records.ContainersOf(sb.ID) {
+			if c.Process != nil && c.BootID == s.bootID {
+				byHandler[sb.Handler] = append(byHandler[sb.Handler], oci.Handle{ID: c.ID, Bundle: s.bundleDir(c.ID), Process: oci.Process(*c.Process)})
+			}
+		}
+	}
+	for name, rt := range s.Handlers {
+		if name == s.Config.Runtime.DefaultHandler {
+			continue // its containers are also found as ""; restored together below
+		}
+		handles := byHandler[name]
+		if name == "" {
+			handles = append(handles, byHandler[s.Config.Runtime.DefaultHandler]...)
+		}
+		states, err := rt.Restore(ctx, handles)
+		if err != nil {
+			return fmt.Errorf("restore containers of handler %q: %w", name, err)
+		}
+		for _, st := range states {
+			if st.Exit != nil {
+				s.Exited(*st.Exit)
+			}
+		}
+	}
+	return nil
+}
+
+// settleBoot says of containers of an earlier boot why they ended.
+func (s *Service) settleBoot() {
+	for _, c := range s.Records.Containers.List() {
+		if c.BootID == s.bootID || c.FinishedAt != 0 || c.MadeAt == 0 {
+			continue
+		}
+		_, err := s.Records.Containers.Update(c.ID, func(c *sandbox.Container) {
+			c.FinishedAt, c.ExitCode = time.Now().UnixNano(), 255
+			c.Reason, c.Message = reasonUnknown, "the node was restarted while the container ran"
+		})
+		if err != nil {
+			s.Log.WithError(err).WithField("container", c.ID).Warn("record of a container of an earlier boot")
+		}
+	}
+}
+
+// removeHalfMade undoes creations that a crash interrupted. What cannot be
+// undone now stays, not ready, for StopPodSandbox and RemovePodSandbox.
+func (s *Service) removeHalfMade(ctx context.Context) {
+	for _, c := range s.Records.Containers.List() {
+		if c.MadeAt != 0 {
+			continue
+		}
+		if err := s.removeContainer(ctx, c.ID); err != nil {
+			s.Log.WithError(err).WithField("container", c.ID).Warn("remove a container that was never made")
+		}
+	}
+	for _, sb := range s.Records.Sandboxes.List() {
+		if sb.ReadyAt != 0 || sb.StoppedAt != 0 {
+			continue
+		}
+		if err := s.removeSandbox(ctx, sb.ID); err != nil {
+			s.markStopped(sb.ID)
+			s.Log.WithError(err).WithField("sandbox", sb.ID).Warn("remove a sandbox that was never ready")
+		}
+	}
+}
+
+// sweep removes state that no record names: an object whose record was
+// removed, or never written, in the instant of a crash.
+func (s *Service) sweep() error {
+	if err := s.sweepDir("containers", s.bundleKnown, func(dir string) error {
+		if err := rootfs.Unmount(filepath.Join(dir, "rootfs")); err != nil {
+			return err
+		}
+		return oci.RemoveBundle(dir)
+	}); err != nil {
+		return err
+	}
+	if err := s.sweepDir("namespaces", s.sandboxKnown, namespaces.Release); err != nil {
+		return err
+	}
+	return s.sweepDir("sandboxes", s.sandboxKnown, func(dir string) error {
+		if err := namespaces.UnmountShm(filepath.Join(dir, "shm")); err != nil {
+			return err
+		}
+		return os.RemoveAll(dir)
+	})
+}
+
+func (s *Service) sandboxKnown(id string) bool {
+	_, err := s.Records.Sandboxes.Get(id)
+	return err == nil
+}
+
+func (s *Service) bundleKnown(id string) bool {
+	_, err := s.Records.Containers.Get(id)
+	return err == nil || s.sandboxKnown(id)
+}
+
+func (s *Service) sweepDir(kind string, known func(string) bool, remove func(string) error) error {
+	dir := filepath.Join(s.Config.State, kind)
+	entries, err := os.ReadDir(dir)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("sweep %s: %w", kind, err)
+	}
+	for _, e := range entries {
+		if known(e.Name()) {
+			continue
+		}
+		if err := remove(filepath.Join(dir, e.Name())); err != nil {
+			s.Log.WithError(err).WithField("path", filepath.Join(dir, e.Name())).Warn("sweep a leftover")
+		}
+	}
+	return nil
+}
+
+var _ cri.RuntimeServiceServer = (*Service)(nil)

@@ -1,0 +1,87 @@
+package runtime
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"berth/sandbox"
+)
+
+// writePodFiles writes the files that every container of the pod sees as
+// /etc/resolv.conf, /etc/hosts and /etc/hostname. They lie beside the record
+// and go with it.
+func (s *Service) writePodFiles(sb *sandbox.Sandbox) error {
+	files := map[string]func(*sandbox.Sandbox) ([]byte, error){
+		"resolv.conf": resolvConf, "hosts": hostsFile, "hostname": hostnameFile,
+	}
+	for name, content := range files {
+		b, err := content(sb)
+		if err != nil {
+			return err
+		}
+		if err := os.WriteFile(s.podFile(sb.ID, name), b, 0o644); err != nil {
+			return fmt.Errorf("write %s of the pod: %w", name, err)
+		}
+	}
+	return nil
+}
+
+// resolvConf is the host's file when no DNS configuration was sent; one that
+// was sent is taken literally, also when it is empty.
+func resolvConf(sb *sandbox.Sandbox) ([]byte, error) {
+	d := sb.Config.Message.GetDnsConfig()
+	if d == nil {
+		return hostFile("/etc/resolv.conf")
+	}
+	for field, list := range map[string][]string{"servers": d.GetServers(), "searches": d.GetSearches(), "options": d.GetOptions()} {
+		for _, v := range list {
+			if v == "" || strings.ContainsAny(v, "\n\x00") {
+				return nil, fmt.Errorf("%w: config.dns_config.%s: %q", errInvalid, field, v)
+			}
+		}
+	}
+	var b strings.Builder
+	if len(d.GetSearches()) > 0 {
+		fmt.Fprintf(&b, "search %s\n", strings.Join(d.GetSearches(), " "))
+	}
+	for _, server := range d.GetServers() {
+		fmt.Fprintf(&b, "nameserver %s\n", server)
+	}
+	if len(d.GetOptions()) > 0 {
+		fmt.Fprintf(&b, "options %s\n", strings.Join(d.GetOptions(), " "))
+	}
+	return []byte(b.String()), nil
+}
+
+// hostsFile is the host's on the host's network, else a minimal one; the
+// kubelet mounts its own over it.
+func hostsFile(sb *sandbox.Sandbox) ([]byte, error) {
+	if sb.Namespaces().GetNetwork() == cri.NamespaceMode_NODE {
+		return hostFile("/etc/hosts")
+	}
+	return []byte("127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n127.0.1.1\t" + hostnameOf(sb) + "\n"), nil
+}
+
+func hostnameFile(sb *sandbox.Sandbox) ([]byte, error) {
+	if sb.Namespaces().GetNetwork() == cri.NamespaceMode_NODE {
+		h, err := os.Hostname()
+		if err != nil {
+			return nil, fmt.Errorf("read the node's hostname: %w", err)
+		}
+		return []byte(h + "\n"), nil
+	}
+	return []byte(hostnameOf(sb) + "\n"), nil
+}
+
+// hostFile reads a file of the node; a node without it gives an empty one.
+func hostFile(path string) ([]byte, error) {
+	b, err := os.ReadFile(path)
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		return nil, fmt.Errorf("read the node's file: %w", err)
+	}
+	return b, nil
+}

@@ -1,0 +1,317 @@
+package runtime
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"berth/network"
+	"berth/oci"
+	"berth/oci/spec"
+	"berth/runtime/operation"
+	"berth/sandbox"
+	"berth/sandbox/namespaces"
+)
+
+// RunPodSandbox brings up a pod's namespaces and network. The same metadata
+// again joins a running attempt or returns the ready sandbox.
+func (s *Service) RunPodSandbox(ctx context.Context, req *cri.RunPodSandboxRequest) (*cri.RunPodSandboxResponse, error) {
+	if err := s.checkSandbox(req); err != nil {
+		return nil, err
+	}
+	name := sandbox.SandboxName(req.GetConfig().GetMetadata())
+	id, err := s.operations.Do(ctx, operation.Request{
+		Key: "run " + name, Verb: "RunPodSandbox", Object: name, Limit: operationLimit,
+	}, func(ctx context.Context, op *operation.Operation) (string, error) {
+		if old, err := s.Records.Sandboxes.Named(name); err == nil {
+			if old.Ready(s.bootID) {
+				return old.ID, nil
+			}
+			return "", fmt.Errorf("%w: %q is %s, which is not ready; remove it first", sandbox.ErrNameInUse, name, old.ID)
+		}
+		return s.runSandbox(ctx, op, req)
+	})
+	if err != nil {
+		return nil, err
+	}
+	return &cri.RunPodSandboxResponse{PodSandboxId: id}, nil
+}
+
+// runSandbox is a pod's birth, one step after the other. Whatever fails, the
+// pod is removed again; if that fails too (CNI DEL), its record stays, not
+// ready, for a later StopPodSandbox or RemovePodSandbox to finish.
+func (s *Service) runSandbox(ctx context.Context, op *operation.Operation, req *cri.RunPodSandboxRequest) (id string, err error) {
+	sb := s.newSandbox(req)
+	open, err := s.locks.Lock(ctx, sb.ID)
+	if err != nil {
+		return "", err
+	}
+	defer open()
+
+	op.Step("plan network")
+	if err := s.planNetwork(sb); err != nil {
+		return "", err
+	}
+	op.Step("write record")
+	if err := s.Records.Sandboxes.Create(sb); err != nil {
+		return "", err
+	}
+	if err := s.bringUp(ctx, op, sb); err != nil {
+		err = fmt.Errorf("run sandbox %s at step %s: %w", sb.Name, op.Where(), err)
+		undo, cancel := context.WithTimeout(context.WithoutCancel(ctx), operationLimit)
+		defer cancel()
+		if uerr := s.removeSandbox(undo, sb.ID); uerr != nil {
+			s.markStopped(sb.ID)
+			err = fmt.Errorf("%w; and undoing it: %w", err, uerr)
+		}
+		return "", err
+	}
+	steps := op.Steps()
+	_, err = s.Records.Sandboxes.Update(sb.ID, func(sb *sandbox.Sandbox) {
+		sb.ReadyAt = time.Now().UnixNano()
+		for _, st := range steps {
+			sb.Steps = append(sb.Steps, sandbox.Step{Name: st.Name, Nanoseconds: st.Took.Nanoseconds()})
+		}
+	})
+	return sb.ID, err
+}
+
+// bringUp has every effect of a sandbox; removeSandbox undoes all of them.
+func (s *Service) bringUp(ctx context.Context, op *operation.Operation, sb *sandbox.Sandbox) error {
+	op.Step("write pod files")
+	if err := s.writePodFiles(sb); err != nil {
+		return err
+	}
+	op.Step("pin namespaces")
+	if err := namespaces.Pin(s.namespaceSpec(sb)); err != nil {
+		return err
+	}
+	if sb.Namespaces().GetIpc() != cri.NamespaceMode_NODE {
+		op.Step("mount shm")
+		if err := namespaces.MountShm(s.shmPath(sb.ID), s.Config.Runtime.ShmSize); err != nil {
+			return err
+		}
+	}
+	if sb.Network != nil {
+		op.Step("network setup")
+		if err := s.setupNetwork(ctx, sb); err != nil {
+			return err
+		}
+	}
+	if sb.Namespaces().GetPid() == cri.NamespaceMode_POD {
+		op.Step("start pause")
+		if err := s.startPause(ctx, sb); err != nil {
+			return err
+		}
+	}
+	op.Step("write ready record")
+	return nil
+}
+
+func (s *Service) newSandbox(req *cri.RunPodSandboxRequest) *sandbox.Sandbox {
+	id := newID()
+	sb := &sandbox.Sandbox{
+		ID:           id,
+		Name:         sandbox.SandboxName(req.GetConfig().GetMetadata()),
+		Handler:      req.GetRuntimeHandler(),
+		Config:       sandbox.Config[*cri.PodSandboxConfig]{Message: req.GetConfig()},
+		BootID:       s.bootID,
+		CreatedAt:    time.Now().UnixNano(),
+		CgroupParent: req.GetConfig().GetLinux().GetCgroupParent(),
+	}
+	if sb.CgroupParent == "" {
+		sb.CgroupParent = defaultCgroup + "/" + id
+		sb.CgroupMade = true
+	}
+	return sb
+}
+
+// checkSandbox refuses what cannot be run, before anything is written.
+func (s *Service) checkSandbox(req *cri.RunPodSandboxRequest) error {
+	c := req.GetConfig()
+	if c == nil {
+		return fmt.Errorf("%w: config is missing", errInvalid)
+	}
+	m := c.GetMetadata()
+	for _, f := range []struct{ field, value string }{{"name", m.GetName()}, {"namespace", m.GetNamespace()}, {"uid", m.GetUid()}} {
+		if f.value == "" {
+			return fmt.Errorf("%w: config.metadata.%s is empty", errInvalid, f.field)
+		}
+		if strings.ContainsAny(f.value, "/\x00\n") {
+			return fmt.Errorf("%w: config.metadata.%s %q has a slash, newline or NUL", errInvalid, f.field, f.value)
+		}
+	}
+	if _, err := s.handler(req.GetRuntimeHandler()); err != nil {
+		return err
+	}
+	if d := c.GetLogDirectory(); d != "" && !strings.HasPrefix(d, "/") {
+		return fmt.Errorf("%w: config.log_directory %q is not absolute", errInvalid, d)
+	}
+	if err := checkCgroupParent(c.GetLinux().GetCgroupParent()); err != nil {
+		return err
+	}
+	return checkSandboxSecurity(c)
+}
+
+func checkSandboxSecurity(c *cri.PodSandboxConfig) error {
+	sc := c.GetLinux().GetSecurityContext()
+	n := sc.GetNamespaceOptions()
+	const field = "config.linux.security_context.namespace_options"
+	if m := n.GetNetwork(); m != cri.NamespaceMode_POD && m != cri.NamespaceMode_NODE {
+		return fmt.Errorf("%w: %s.network %s is neither POD nor NODE", errInvalid, field, m)
+	}
+	if m := n.GetIpc(); m != cri.NamespaceMode_POD && m != cri.NamespaceMode_NODE {
+		return fmt.Errorf("%w: %s.ipc %s is neither POD nor NODE", errInvalid, field, m)
+	}
+	if m := n.GetPid(); m == cri.NamespaceMode_TARGET {
+		return fmt.Errorf("%w: %s.pid TARGET is for containers, not for a sandbox", errInvalid, field)
+	}
+	if u := n.GetUsernsOptions(); u != nil && u.GetMode() != cri.NamespaceMode_NODE {
+		return fmt.Errorf("%w: %s.userns_options.mode %s: user namespaces are not supported", errInvalid, field, u.GetMode())
+	}
+	if sc.GetRunAsGroup() != nil && sc.GetRunAsUser() == nil {
+		return fmt.Errorf("%w: config.linux.security_context.run_as_group %d without run_as_user", errInvalid, sc.GetRunAsGroup().GetValue())
+	}
+	hostNetwork := n.GetNetwork() == cri.NamespaceMode_NODE
+	if hostNetwork && c.GetHostname() != "" {
+		return nil // the kubelet sends the node's name along; the node keeps its own
+	}
+	if len(c.GetHostname()) > 64 {
+		return fmt.Errorf("%w: config.hostname %q is longer than 64 bytes", errInvalid, c.GetHostname())
+	}
+	return nil
+}
+
+func (s *Service) namespaceSpec(sb *sandbox.Sandbox) namespaces.Spec {
+	n := sb.Namespaces()
+	c := sb.Config.Message
+	hostNetwork := n.GetNetwork() == cri.NamespaceMode_NODE
+	out := namespaces.Spec{
+		Dir:     s.namespaceDir(sb.ID),
+		Net:     !hostNetwork,
+		UTS:     !hostNetwork,
+		IPC:     n.GetIpc() != cri.NamespaceMode_NODE,
+		Sysctls: c.GetLinux().GetSysctls(),
+	}
+	if !hostNetwork {
+		out.Hostname = hostnameOf(sb)
+		out.DefaultSysctls = s.Config.Runtime.UnprivilegedPorts
+	}
+	return out
+}
+
+// hostnameOf is the pod's hostname: as asked for, else the id's beginning.
+func hostnameOf(sb *sandbox.Sandbox) string {
+	if h := sb.Config.Message.GetHostname(); h != "" {
+		return h
+	}
+	return sb.ID[:12]
+}
+
+func (s *Service) podNetwork(sb *sandbox.Sandbox) network.PodNetwork {
+	c := sb.Config.Message
+	p := network.PodNetwork{
+		ID: sb.ID, Name: c.GetMetadata().GetName(), Namespace: c.GetMetadata().GetNamespace(), UID: c.GetMetadata().GetUid(),
+		NetNS:        namespaces.Path(s.namespaceDir(sb.ID), "net"),
+		CgroupParent: sb.CgroupParent, Annotations: c.GetAnnotations(),
+		PortMappings: c.GetPortMappings(), DNS: c.GetDnsConfig(),
+	}
+	return p
+}
+
+// planNetwork picks the CNI configuration, so that the record names it before
+// ADD has an effect.
+func (s *Service) planNetwork(sb *sandbox.Sandbox) error {
+	if sb.Namespaces().GetNetwork() == cri.NamespaceMode_NODE {
+		return nil
+	}
+	plan, err := s.Network.Plan(s.podNetwork(sb))
+	if err != nil {
+		return err
+	}
+	sb.Network, err = json.Marshal(plan)
+	return err
+}
+
+func (s *Service) setupNetwork(ctx context.Context, sb *sandbox.Sandbox) error {
+	var plan network.Result
+	if err := json.Unmarshal(sb.Network, &plan); err != nil {
+		return fmt.Errorf("read network plan: %w", err)
+	}
+	result, err := s.Network.Setup(ctx, s.podNetwork(sb), &plan)
+	if err != nil {
+		return err
+	}
+	raw, err := json.Marshal(result)
+	if err != nil {
+		return fmt.Errorf("write network result: %w", err)
+	}
+	if _, err = s.Records.Sandboxes.Update(sb.ID, func(sb *sandbox.Sandbox) { sb.Network, sb.IPs = raw, result.IPs }); err != nil {
+		return err
+	}
+	return namespaces.ApplyLinkSysctls(s.namespaceSpec(sb))
+}
+
+// startPause runs the one process a pod may need: PID 1 of its shared PID
+// namespace.
+func (s *Service) startPause(ctx context.Context, sb *sandbox.Sandbox) error {
+	rt, err := s.handler(sb.Handler)
+	if err != nil {
+		return err
+	}
+	sp, err := spec.Pause(spec.PauseInput{
+		ID: sb.ID, Sandbox: sb.Config.Message, Host: s.Host, Rootfs: s.PauseDir,
+		Namespaces: s.joinedNamespaces(sb), CgroupsPath: sb.CgroupParent + "/" + sb.ID,
+	})
+	if err != nil {
+		return err
+	}
+	bundle := s.bundleDir(sb.ID)
+	if err := oci.WriteBundle(bundle, sp); err != nil {
+		return err
+	}
+	p, err := rt.Create(ctx, oci.CreateRequest{ID: sb.ID, Bundle: bundle})
+	if err != nil {
+		return fmt.Errorf("create pause: %w", err)
+	}
+	if _, err := s.Records.Sandboxes.Update(sb.ID, func(sb *sandbox.Sandbox) {
+		sb.Pause = &sandbox.Process{PID: p.PID, StartTime: p.StartTime}
+	}); err != nil {
+		return err
+	}
+	if err := rt.Start(ctx, sb.ID); err != nil {
+		return fmt.Errorf("start pause: %w", err)
+	}
+	return nil
+}
+
+// joinedNamespaces are the pod's namespaces as paths; empty ones are the node's.
+func (s *Service) joinedNamespaces(sb *sandbox.Sandbox) spec.Namespaces {
+	dir, n := s.namespaceDir(sb.ID), sb.Namespaces()
+	var out spec.Namespaces
+	if n.GetNetwork() != cri.NamespaceMode_NODE {
+		out.Net, out.UTS = namespaces.Path(dir, "net"), namespaces.Path(dir, "uts")
+	}
+	if n.GetIpc() != cri.NamespaceMode_NODE {
+		out.IPC = namespaces.Path(dir, "ipc")
+	}
+	return out
+}
+
+// markStopped makes a sandbox NotReady for good. A disk that refuses the
+// record does not matter: memory tells it, and a restart finds no ready time.
+func (s *Service) markStopped(id string) {
+	_, err := s.Records.Sandboxes.Update(id, func(sb *sandbox.Sandbox) {
+		if sb.StoppedAt == 0 {
+			sb.StoppedAt = time.Now().UnixNano()
+		}
+	})
+	if err != nil && !errors.Is(err, sandbox.ErrNotFound) {
+		s.Log.WithError(err).WithField("sandbox", id).Warn("record of a stopped sandbox")
+	}
+}

@@ -1,0 +1,126 @@
+package runtime
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"berth/sandbox"
+	"berth/sandbox/namespaces"
+)
+
+// visibleSandbox tells whether callers may see a sandbox: not while it is
+// being made.
+func visibleSandbox(sb *sandbox.Sandbox) bool { return sb.ReadyAt != 0 || sb.StoppedAt != 0 }
+
+func (s *Service) findSandbox(id string) (*sandbox.Sandbox, error) {
+	sb, err := s.Records.Sandboxes.Find(id)
+	if err == nil && !visibleSandbox(sb) {
+		err = fmt.Errorf("%w: %q", sandbox.ErrNotFound, id)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("pod sandbox: %w", err)
+	}
+	return sb, nil
+}
+
+func (s *Service) sandboxState(sb *sandbox.Sandbox) cri.PodSandboxState {
+	if sb.Ready(s.bootID) {
+		return cri.PodSandboxState_SANDBOX_READY
+	}
+	return cri.PodSandboxState_SANDBOX_NOTREADY
+}
+
+// PodSandboxStatus answers from memory. NotFound for an unknown id.
+func (s *Service) PodSandboxStatus(_ context.Context, req *cri.PodSandboxStatusRequest) (*cri.PodSandboxStatusResponse, error) {
+	sb, err := s.findSandbox(req.GetPodSandboxId())
+	if err != nil {
+		return nil, err
+	}
+	c := sb.Config.Message
+	st := &cri.PodSandboxStatus{
+		Id: sb.ID, Metadata: c.GetMetadata(), State: s.sandboxState(sb), CreatedAt: sb.CreatedAt,
+		Labels: c.GetLabels(), Annotations: c.GetAnnotations(), RuntimeHandler: sb.Handler,
+		Network: podIPs(sb.IPs),
+		Linux:   &cri.LinuxPodSandboxStatus{Namespaces: &cri.Namespace{Options: sb.Namespaces()}},
+	}
+	reply := &cri.PodSandboxStatusResponse{Status: st}
+	if req.GetVerbose() {
+		reply.Info, err = s.sandboxInfo(sb)
+	}
+	return reply, err
+}
+
+func podIPs(ips []string) *cri.PodSandboxNetworkStatus {
+	n := &cri.PodSandboxNetworkStatus{}
+	for i, ip := range ips {
+		if i == 0 {
+			n.Ip = ip
+		} else {
+			n.AdditionalIps = append(n.AdditionalIps, &cri.PodIP{Ip: ip})
+		}
+	}
+	return n
+}
+
+// sandboxInfo is what operators see with crictl inspectp.
+func (s *Service) sandboxInfo(sb *sandbox.Sandbox) (map[string]string, error) {
+	info := struct {
+		PID     int                                   `json:"pid,omitempty"` // of pause, where there is one
+		NetNS   string                                `json:"netns,omitempty"`
+		Cgroup  string                                `json:"cgroupParent"`
+		Steps   []sandbox.Step                        `json:"steps"`
+		Network json.RawMessage                       `json:"network,omitempty"`
+		Config  sandbox.Config[*cri.PodSandboxConfig] `json:"config"`
+	}{Cgroup: sb.CgroupParent, Steps: sb.Steps, Network: sb.Network, Config: sb.Config}
+	if sb.Pause != nil {
+		info.PID = sb.Pause.PID
+	}
+	if sb.Namespaces().GetNetwork() != cri.NamespaceMode_NODE {
+		info.NetNS = namespaces.Path(s.namespaceDir(sb.ID), "net")
+	}
+	b, err := json.Marshal(info)
+	if err != nil {
+		return nil, fmt.Errorf("describe sandbox %s: %w", sb.ID, err)
+	}
+	return map[string]string{"info": string(b)}, nil
+}
+
+// ListPodSandbox answers from memory; all parts of the filter must fit.
+func (s *Service) ListPodSandbox(_ context.Context, req *cri.ListPodSandboxRequest) (*cri.ListPodSandboxResponse, error) {
+	f := req.GetFilter()
+	reply := &cri.ListPodSandboxResponse{}
+	id := f.GetId()
+	if id != "" {
+		sb, err := s.findSandbox(id)
+		if err != nil {
+			return reply, nil
+		}
+		id = sb.ID
+	}
+	for _, sb := range s.Records.Sandboxes.List() {
+		c := sb.Config.Message
+		state := s.sandboxState(sb)
+		if !visibleSandbox(sb) || id != "" && sb.ID != id || f.GetState() != nil && f.GetState().GetState() != state ||
+			!matches(f.GetLabelSelector(), c.GetLabels()) {
+			continue
+		}
+		reply.Items = append(reply.Items, &cri.PodSandbox{
+			Id: sb.ID, Metadata: c.GetMetadata(), State: state, CreatedAt: sb.CreatedAt,
+			Labels: c.GetLabels(), Annotations: c.GetAnnotations(), RuntimeHandler: sb.Handler,
+		})
+	}
+	return reply, nil
+}
+
+// matches tells whether labels have every pair of the selector.
+func matches(selector, labels map[string]string) bool {
+	for k, v := range selector {
+		if got, ok := labels[k]; !ok || got != v {
+			return false
+		}
+	}
+	return true
+}

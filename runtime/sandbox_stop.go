@@ -1,0 +1,148 @@
+package runtime
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"berth/network"
+	"berth/oci"
+	"berth/runtime/operation"
+	"berth/sandbox"
+	"berth/sandbox/namespaces"
+)
+
+// StopPodSandbox kills what runs in a pod and gives its network back. It may
+// be called any number of times, also for a pod that is gone.
+func (s *Service) StopPodSandbox(ctx context.Context, req *cri.StopPodSandboxRequest) (*cri.StopPodSandboxResponse, error) {
+	sb, err := s.Records.Sandboxes.Find(req.GetPodSandboxId())
+	if errors.Is(err, sandbox.ErrNotFound) {
+		return &cri.StopPodSandboxResponse{}, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	_, err = s.operations.Do(ctx, operation.Request{
+		Key: "stop " + sb.ID, Verb: "StopPodSandbox", Object: sb.Name, Limit: operationLimit,
+	}, func(ctx context.Context, op *operation.Operation) (string, error) {
+		open, err := s.locks.Lock(ctx, sb.ID)
+		if err != nil {
+			return "", err
+		}
+		defer open()
+		return "", s.stopSandbox(ctx, op, sb.ID)
+	})
+	if err != nil {
+		return nil, err
+	}
+	return &cri.StopPodSandboxResponse{}, nil
+}
+
+// stopSandbox takes a pod's effects away, in the opposite order of bringUp.
+// Every step is idempotent; the caller holds the sandbox's lock. From its
+// first line on no container can be made in the pod.
+func (s *Service) stopSandbox(ctx context.Context, op *operation.Operation, id string) error {
+	s.markStopped(id)
+	op.Step("stop containers")
+	if err := s.stopContainersOf(ctx, id); err != nil {
+		return err
+	}
+	sb, err := s.Records.Sandboxes.Get(id)
+	if err != nil {
+		return err
+	}
+	op.Step("stop pause")
+	if err := s.stopPause(ctx, sb); err != nil {
+		return err
+	}
+	op.Step("network teardown")
+	if err := s.teardownNetwork(ctx, sb); err != nil {
+		return err
+	}
+	op.Step("release namespaces")
+	if err := namespaces.UnmountShm(s.shmPath(id)); err != nil {
+		return err
+	}
+	return namespaces.Release(s.namespaceDir(id))
+}
+
+// stopContainersOf kills a pod's containers at the same time, without grace.
+func (s *Service) stopContainersOf(ctx context.Context, sandboxID string) error {
+	var g errgroup.Group
+	for _, c := range s.Records.ContainersOf(sandboxID) {
+		g.Go(func() error { return s.stopContainer(ctx, c.ID, 0) })
+	}
+	return g.Wait()
+}
+
+func (s *Service) stopPause(ctx context.Context, sb *sandbox.Sandbox) error {
+	if sb.Namespaces().GetPid() != cri.NamespaceMode_POD {
+		return nil
+	}
+	rt, err := s.handler(sb.Handler)
+	if err != nil {
+		return err
+	}
+	if sb.Pause != nil && sb.BootID == s.bootID {
+		gone := s.exits.of(sb.ID)
+		if err := rt.KillAll(ctx, sb.ID); err != nil {
+			return fmt.Errorf("kill pause of %s: %w", sb.ID, err)
+		}
+		if err := s.awaitExit(ctx, rt, sb.ID, gone, killPatience); err != nil {
+			return fmt.Errorf("kill pause of %s: %w", sb.ID, err)
+		}
+	}
+	if err := rt.Delete(ctx, sb.ID); err != nil {
+		return err
+	}
+	return oci.RemoveBundle(s.bundleDir(sb.ID))
+}
+
+// teardownNetwork runs CNI DEL once and remembers that it is done. Until then
+// the record keeps what DEL needs.
+func (s *Service) teardownNetwork(ctx context.Context, sb *sandbox.Sandbox) error {
+	if sb.Network == nil {
+		return nil
+	}
+	var r network.Result
+	if err := json.Unmarshal(sb.Network, &r); err != nil {
+		return fmt.Errorf("read network result of %s: %w", sb.ID, err)
+	}
+	if err := s.Network.Teardown(ctx, s.podNetwork(sb), &r); err != nil {
+		return err
+	}
+	_, err := s.Records.Sandboxes.Update(sb.ID, func(sb *sandbox.Sandbox) { sb.Network = nil })
+	if err != nil {
+		s.Log.WithError(err).WithField("sandbox", sb.ID).Warn("record of a released network")
+	}
+	return nil
+}
+
+// awaitExit waits until the init of id has ended. Its exit is also asked of
+// the kernel each second, so that a lost notice cannot wedge a stop.
+func (s *Service) awaitExit(ctx context.Context, rt oci.Runtime, id string, gone <-chan struct{}, patience time.Duration) error {
+	limit := time.NewTimer(patience)
+	defer limit.Stop()
+	ask := time.NewTicker(time.Second)
+	defer ask.Stop()
+	for {
+		if e, ok := rt.Exited(id); ok {
+			s.Exited(e)
+			return nil
+		}
+		select {
+		case <-gone:
+			return nil
+		case <-ask.C:
+		case <-limit.C:
+			return s.unkillable(id)
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}

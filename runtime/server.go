@@ -1,0 +1,100 @@
+package runtime
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/sirupsen/logrus"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+)
+
+// maxMessage bounds one gRPC message. The kubelet takes 16 MiB; requests with
+// large annotations and lists near that bound must still pass.
+const maxMessage = 32 << 20
+
+// Listen makes the CRI socket with mode 0660 in a directory that others may
+// only pass through. A socket nobody listens on is replaced.
+func Listen(path string) (net.Listener, error) {
+	dir := filepath.Dir(path)
+	if err := os.MkdirAll(dir, 0o711); err != nil {
+		return nil, fmt.Errorf("make socket directory: %w", err)
+	}
+	if c, err := net.DialTimeout("unix", path, time.Second); err == nil {
+		_ = c.Close()
+		return nil, fmt.Errorf("socket %s: another process listens on it", path)
+	}
+	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return nil, fmt.Errorf("remove old socket: %w", err)
+	}
+	l, err := net.Listen("unix", path)
+	if err != nil {
+		return nil, fmt.Errorf("listen on %s: %w", path, err)
+	}
+	if err := os.Chmod(path, 0o660); err != nil {
+		_ = l.Close()
+		return nil, fmt.Errorf("set mode of socket: %w", err)
+	}
+	return l, nil
+}
+
+// Server is a gRPC server with both CRI services.
+func (s *Service) Server() *grpc.Server {
+	g := grpc.NewServer(
+		grpc.MaxRecvMsgSize(maxMessage), grpc.MaxSendMsgSize(maxMessage),
+		grpc.UnaryInterceptor(s.intercept),
+		grpc.SharedWriteBuffer(true), grpc.ReadBufferSize(8<<10), grpc.WriteBufferSize(8<<10),
+	)
+	cri.RegisterRuntimeServiceServer(g, s)
+	cri.RegisterImageServiceServer(g, &imageService{service: s})
+	g.RegisterService(&adminDesc, s)
+	return g
+}
+
+// intercept gives every error its code, logs a failed RPC once, and keeps a
+// panic in one RPC from ending the daemon.
+func (s *Service) intercept(ctx context.Context, req any, info *grpc.UnaryServerInfo, next grpc.UnaryHandler) (reply any, err error) {
+	rpc := filepath.Base(info.FullMethod)
+	began := time.Now()
+	defer func() {
+		if p := recover(); p != nil {
+			err = fmt.Errorf("internal error in %s: %v", rpc, p)
+		}
+		err = statusOf(err)
+		if err == nil {
+			return
+		}
+		log := s.Log.WithFields(logrus.Fields{"rpc": rpc, "code": status.Code(err).String(), "took": time.Since(began).Round(time.Millisecond)})
+		for key, id := range idsOf(req) {
+			log = log.WithField(key, id)
+		}
+		if c := status.Code(err); c == codes.NotFound || c == codes.Unimplemented {
+			log.WithError(err).Debug("rpc refused")
+		} else {
+			log.WithError(err).Warn("rpc failed")
+		}
+	}()
+	return next(ctx, req)
+}
+
+// idsOf names the objects of a request for the log.
+func idsOf(req any) map[string]string {
+	ids := map[string]string{}
+	if r, ok := req.(interface{ GetContainerId() string }); ok && r.GetContainerId() != "" {
+		ids["container"] = r.GetContainerId()
+	}
+	if r, ok := req.(interface{ GetPodSandboxId() string }); ok && r.GetPodSandboxId() != "" {
+		ids["sandbox"] = r.GetPodSandboxId()
+	}
+	if r, ok := req.(interface{ GetImage() *cri.ImageSpec }); ok && r.GetImage().GetImage() != "" {
+		ids["image"] = r.GetImage().GetImage()
+	}
+	return ids
+}

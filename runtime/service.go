@@ -1,0 +1,128 @@
+package runtime
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"fmt"
+	"os"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/sirupsen/logrus"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"berth/image"
+	"berth/network"
+	"berth/oci"
+	"berth/oci/spec"
+	"berth/runtime/config"
+	"berth/runtime/operation"
+	"berth/sandbox"
+)
+
+// operationLimit is the deadline of one flow; what can hang inside it (CNI,
+// runc, registries) has a shorter one of its own.
+const operationLimit = 4 * time.Minute
+
+// Parts are the leaves that a Service puts together; main makes and closes them.
+type Parts struct {
+	Config   config.Config
+	Version  string
+	Log      *logrus.Entry
+	Records  *sandbox.Store
+	Images   *image.Store
+	Network  *network.Manager
+	Handlers map[string]oci.Runtime // by name; the default one also as ""
+	Host     spec.Host
+	PauseDir string // rootfs of pause containers
+}
+
+// Service is CRI's RuntimeService.
+type Service struct {
+	cri.UnimplementedRuntimeServiceServer
+	Parts
+
+	bootID     string
+	operations *operation.Group
+	locks      *operation.Locks
+	stops      stops
+	exits      exits
+	handlers   []*cri.RuntimeHandler
+	features   *cri.RuntimeFeatures
+
+	background sync.WaitGroup
+}
+
+// New makes a Service over its parts. Restore must be called before it serves.
+func New(p Parts) (*Service, error) {
+	boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	if err != nil {
+		return nil, fmt.Errorf("read boot id: %w", err)
+	}
+	return &Service{
+		Parts:      p,
+		bootID:     strings.TrimSpace(string(boot)),
+		operations: operation.NewGroup(),
+		locks:      operation.NewLocks(),
+		stops:      stops{running: map[string]*stop{}},
+		exits:      exits{waiting: map[string]chan struct{}{}},
+	}, nil
+}
+
+// Close waits for running operations until ctx ends. Containers go on.
+func (s *Service) Close(ctx context.Context) {
+	s.operations.Wait(ctx)
+	done := make(chan struct{})
+	go func() { s.background.Wait(); close(done) }()
+	select {
+	case <-done:
+	case <-ctx.Done():
+	}
+}
+
+// handler finds the OCI runtime of a handler name; empty is the default.
+func (s *Service) handler(name string) (oci.Runtime, error) {
+	if rt, ok := s.Handlers[name]; ok {
+		return rt, nil
+	}
+	return nil, fmt.Errorf("%w: runtime_handler %q is not configured", errInvalid, name)
+}
+
+// newID makes a random id of 64 hexadecimal digits.
+func newID() string {
+	var b [32]byte
+	_, _ = rand.Read(b[:]) // never fails, see crypto/rand
+	return hex.EncodeToString(b[:])
+}
+
+// exits tells waiters that an init has ended.
+type exits struct {
+	mu      sync.Mutex
+	waiting map[string]chan struct{} // guarded by mu
+}
+
+// of returns a channel that is closed when id's exit becomes known.
+func (e *exits) of(id string) <-chan struct{} {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	c, ok := e.waiting[id]
+	if !ok {
+		c = make(chan struct{})
+		e.waiting[id] = c
+	}
+	return c
+}
+
+func (e *exits) tell(id string) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if c, ok := e.waiting[id]; ok {
+		close(c)
+		delete(e.waiting, id)
+	}
+}
+
+// forget drops waiters of an object that is gone.
+func (e *exits) forget(id string) { e.tell(id) }

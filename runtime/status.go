@@ -1,0 +1,78 @@
+package runtime
+
+import (
+	"context"
+	"errors"
+	"syscall"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"berth/image"
+	"berth/image/rootfs"
+	"berth/network"
+	"berth/oci"
+	"berth/oci/spec"
+	"berth/runtime/resolve"
+	"berth/sandbox"
+	"berth/sandbox/namespaces"
+)
+
+// Sentinels of the flows themselves.
+var (
+	errInvalid      = errors.New("invalid argument")
+	errPrecondition = errors.New("failed precondition")
+)
+
+// codeOf is the one table from berth's errors to gRPC codes. The first row
+// that fits counts. Codes the kubelet relies on: NotFound, DeadlineExceeded,
+// and Unknown for registry errors that begin with their reason.
+var codeOf = []struct {
+	err  error
+	code codes.Code
+}{
+	{image.ErrRegistryUnavailable, codes.Unknown},
+	{image.ErrSignature, codes.Unknown},
+	{context.DeadlineExceeded, codes.DeadlineExceeded},
+	{context.Canceled, codes.Canceled},
+	{oci.ErrExecTimeout, codes.DeadlineExceeded},
+	{image.ErrNoSpace, codes.ResourceExhausted},
+	{syscall.ENOSPC, codes.ResourceExhausted},
+	{syscall.EDQUOT, codes.ResourceExhausted},
+	{errInvalid, codes.InvalidArgument},
+	{spec.ErrInvalid, codes.InvalidArgument},
+	{resolve.ErrInvalid, codes.InvalidArgument},
+	{namespaces.ErrInvalid, codes.InvalidArgument},
+	{network.ErrInvalid, codes.InvalidArgument},
+	{image.ErrInvalidReference, codes.InvalidArgument},
+	{sandbox.ErrAmbiguous, codes.InvalidArgument},
+	{sandbox.ErrNotFound, codes.NotFound},
+	{image.ErrNotFound, codes.NotFound},
+	{oci.ErrNotFound, codes.NotFound},
+	{errPrecondition, codes.FailedPrecondition},
+	{oci.ErrNotRunning, codes.FailedPrecondition},
+	{sandbox.ErrNameInUse, codes.AlreadyExists},
+	{oci.ErrExists, codes.AlreadyExists},
+	{image.ErrUnauthorized, codes.Unauthenticated},
+	{image.ErrInvalidImage, codes.InvalidArgument},
+	{network.ErrNotReady, codes.Unavailable},
+	{oci.ErrMonitorUnavailable, codes.Unavailable},
+	{rootfs.ErrInvalid, codes.InvalidArgument},
+}
+
+// statusOf turns an error into one with a gRPC code; nil stays nil, and an
+// error that has a code keeps it.
+func statusOf(err error) error {
+	if err == nil {
+		return nil
+	}
+	if _, ok := err.(interface{ GRPCStatus() *status.Status }); ok {
+		return err
+	}
+	for _, row := range codeOf {
+		if errors.Is(err, row.err) {
+			return status.Error(row.code, err.Error())
+		}
+	}
+	return status.Error(codes.Unknown, err.Error())
+}

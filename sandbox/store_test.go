@@ -1,0 +1,274 @@
+package sandbox
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"syscall"
+	"testing"
+
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+)
+
+// failingDisk refuses every write from the k-th on, as a full disk does; with
+// torn it leaves half of the k-th file, as a crash does.
+type failingDisk struct {
+	osDisk
+	left int
+	torn bool
+}
+
+func (d *failingDisk) spend() error {
+	d.left--
+	if d.left < 0 {
+		return syscall.ENOSPC
+	}
+	return nil
+}
+
+func (d *failingDisk) WriteFile(name string, data []byte, sync bool) error {
+	if err := d.spend(); err != nil {
+		if d.torn {
+			_ = d.osDisk.WriteFile(name, data[:len(data)/2], false)
+		}
+		return err
+	}
+	return d.osDisk.WriteFile(name, data, sync)
+}
+
+func (d *failingDisk) Rename(from, to string) error {
+	if err := d.spend(); err != nil {
+		return err
+	}
+	return d.osDisk.Rename(from, to)
+}
+
+func (d *failingDisk) Mkdir(name string) error {
+	if err := d.spend(); err != nil {
+		return err
+	}
+	return d.osDisk.Mkdir(name)
+}
+
+func (d *failingDisk) SyncDir(name string) error {
+	if err := d.spend(); err != nil {
+		return err
+	}
+	return d.osDisk.SyncDir(name)
+}
+
+func testSandbox(id string) *Sandbox {
+	m := &cri.PodSandboxMetadata{Name: "n" + id, Namespace: "ns", Uid: "u", Attempt: 1}
+	return &Sandbox{
+		ID: id, Name: SandboxName(m), CreatedAt: 7, BootID: "boot", CgroupParent: "/berth/" + id,
+		Config: Config[*cri.PodSandboxConfig]{Message: &cri.PodSandboxConfig{Metadata: m, Hostname: "h", Labels: map[string]string{"a": "b"}}},
+	}
+}
+
+func mustOpen(t *testing.T, root string) *Store {
+	t.Helper()
+	s, problems, err := Open(root)
+	if err != nil || len(problems) != 0 {
+		t.Fatalf("open: %v, %v", err, problems)
+	}
+	return s
+}
+
+func TestRecordsSurviveReopening(t *testing.T) {
+	root := t.TempDir()
+	s := mustOpen(t, root)
+	sb := testSandbox("aaa1")
+	if err := s.Sandboxes.Create(sb); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.Sandboxes.Update("aaa1", func(sb *Sandbox) { sb.ReadyAt, sb.IPs = 9, []string{"10.0.0.2", "fd00::2"} }); err != nil {
+		t.Fatal(err)
+	}
+	env := []byte{0xff, 0xfe, 0}
+	c := &Container{ID: "ccc1", Name: "c", SandboxID: "aaa1", BootID: "boot", CreatedAt: 8, MadeAt: 9, Config: Config[*cri.ContainerConfig]{
+		Message: &cri.ContainerConfig{Metadata: &cri.ContainerMetadata{Name: "c"}, Envs: []*cri.KeyValue{{Key: "K", Value: env}}}}}
+	if err := s.Containers.Create(c); err != nil {
+		t.Fatal(err)
+	}
+	s = mustOpen(t, root)
+	got, err := s.Sandboxes.Get("aaa1")
+	if err != nil || !got.Ready("boot") || got.Ready("next boot") || got.IPs[1] != "fd00::2" || got.Config.Message.GetLabels()["a"] != "b" {
+		t.Errorf("sandbox came back as %+v, %v", got, err)
+	}
+	cs := s.ContainersOf("aaa1")
+	if len(cs) != 1 || !bytes.Equal(cs[0].Config.Message.GetEnvs()[0].GetValue(), env) {
+		t.Errorf("containers came back as %v", cs)
+	}
+	if cs[0].State("boot") != cri.ContainerState_CONTAINER_CREATED || cs[0].State("next boot") != cri.ContainerState_CONTAINER_EXITED {
+		t.Error("derived state")
+	}
+}
+
+func TestNamesAndIDs(t *testing.T) {
+	s := mustOpen(t, t.TempDir())
+	for _, id := range []string{"ab12", "ab34"} {
+		if err := s.Sandboxes.Create(testSandbox(id)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	twin := testSandbox("ab12")
+	twin.ID = "ff00"
+	if err := s.Sandboxes.Create(twin); !errors.Is(err, ErrNameInUse) {
+		t.Errorf("second of a name: %v", err)
+	}
+	for id, want := range map[string]error{"ab12": nil, "ab1": nil, "ab": ErrAmbiguous, "x": ErrNotFound, "": ErrNotFound, "../ab12": ErrNotFound} {
+		if _, err := s.Sandboxes.Find(id); !errors.Is(err, want) {
+			t.Errorf("find %q: %v, want %v", id, err, want)
+		}
+	}
+	if err := s.Sandboxes.Remove("ab12"); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Sandboxes.Remove("ab12"); err != nil {
+		t.Errorf("second remove: %v", err)
+	}
+	if err := s.Sandboxes.Create(twin); err != nil {
+		t.Errorf("a removed name is not free: %v", err)
+	}
+	if _, err := s.Sandboxes.Update("ab12", func(*Sandbox) {}); !errors.Is(err, ErrNotFound) {
+		t.Errorf("update of a removed record: %v", err)
+	}
+}
+
+// Whatever write fails, and whether or not it leaves half a file: a record that
+// was created is there whole after reopening, one that was refused is not, and
+// its name is free.
+func TestFailingDisk(t *testing.T) {
+	for _, torn := range []bool{false, true} {
+		for k := range 16 {
+			t.Run(fmt.Sprintf("write %d torn %v", k, torn), func(t *testing.T) {
+				root := t.TempDir()
+				d := &failingDisk{left: k, torn: torn}
+				s, _, err := open(root, d)
+				if err != nil {
+					t.Fatal(err)
+				}
+				created := s.Sandboxes.Create(testSandbox("aaa1")) == nil
+				updated := false
+				if created {
+					_, err := s.Sandboxes.Update("aaa1", func(sb *Sandbox) { sb.ReadyAt = 5 })
+					updated = err == nil
+					if r, _ := s.Sandboxes.Get("aaa1"); r.ReadyAt != 5 {
+						t.Error("memory does not tell a change that the disk refused")
+					}
+				}
+				d.left = 1 << 20
+				if !created {
+					if err := s.Sandboxes.Create(testSandbox("aaa1")); err != nil {
+						t.Errorf("the name of a refused record is not free: %v", err)
+					}
+				}
+				s = mustOpen(t, root)
+				r, err := s.Sandboxes.Get("aaa1")
+				if err != nil {
+					t.Fatalf("created record is gone: %v", err)
+				}
+				if created && (r.ReadyAt == 5) != updated {
+					t.Errorf("update reported %v, ready at %d", updated, r.ReadyAt)
+				}
+			})
+		}
+	}
+}
+
+func TestUnreadableRecordIsQuarantined(t *testing.T) {
+	for name, spoil := range map[string]func([]byte) []byte{
+		"empty":          func([]byte) []byte { return nil },
+		"cut":            func(b []byte) []byte { return b[:len(b)/2] },
+		"altered":        func(b []byte) []byte { return bytes.Replace(b, []byte(`"h"`), []byte(`"g"`), 1) },
+		"future version": func(b []byte) []byte { return bytes.Replace(b, []byte(`"version":1`), []byte(`"version":2`), 1) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			root := t.TempDir()
+			s := mustOpen(t, root)
+			for _, id := range []string{"aaa1", "bbb2"} {
+				if err := s.Sandboxes.Create(testSandbox(id)); err != nil {
+					t.Fatal(err)
+				}
+			}
+			path := filepath.Join(root, "sandboxes/aaa1/sandbox.json")
+			b, err := os.ReadFile(path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := os.WriteFile(path, spoil(b), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			s, problems, err := Open(root)
+			if err != nil || len(problems) != 1 {
+				t.Fatalf("open: %v, problems %v", err, problems)
+			}
+			if _, err := os.Stat(filepath.Join(problems[0].Moved, "sandbox.json")); err != nil {
+				t.Errorf("the record was not kept: %v", err)
+			}
+			if len(s.Sandboxes.List()) != 1 {
+				t.Error("the other record is not there")
+			}
+		})
+	}
+}
+
+func TestLeftoversOfACrash(t *testing.T) {
+	root := t.TempDir()
+	mustOpen(t, root)
+	for _, dir := range []string{"sandboxes/never", "trash/half"} {
+		if err := os.MkdirAll(filepath.Join(root, dir), 0o700); err != nil {
+			t.Fatal(err)
+		}
+	}
+	mustOpen(t, root)
+	for _, dir := range []string{"sandboxes/never", "trash/half"} {
+		if _, err := os.Stat(filepath.Join(root, dir)); !errors.Is(err, os.ErrNotExist) {
+			t.Errorf("%s is still there: %v", dir, err)
+		}
+	}
+}
+
+// A record is flushed exactly where a power cut could make it lie: the first
+// write of a sandbox, with its directory and that directory's name.
+func TestSyncs(t *testing.T) {
+	d := &countingDisk{}
+	s, _, err := open(t.TempDir(), d)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Sandboxes.Create(testSandbox("aaa1")); err != nil {
+		t.Fatal(err)
+	}
+	if d.syncs != 3 {
+		t.Errorf("creating a sandbox record made %d syncs, want 3", d.syncs)
+	}
+	if _, err := s.Sandboxes.Update("aaa1", func(sb *Sandbox) { sb.ReadyAt = 1 }); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Containers.Create(&Container{ID: "c", Name: "c", Config: Config[*cri.ContainerConfig]{Message: &cri.ContainerConfig{}}}); err != nil {
+		t.Fatal(err)
+	}
+	if d.syncs != 3 {
+		t.Errorf("further records made %d syncs", d.syncs-3)
+	}
+}
+
+type countingDisk struct {
+	osDisk
+	syncs int
+}
+
+func (d *countingDisk) WriteFile(name string, data []byte, sync bool) error {
+	if sync {
+		d.syncs++
+	}
+	return d.osDisk.WriteFile(name, data, sync)
+}
+
+func (d *countingDisk) SyncDir(name string) error {
+	d.syncs++
+	return d.osDisk.SyncDir(name)
+}
