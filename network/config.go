@@ -1,0 +1,303 @@
+package network
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/containernetworking/cni/libcni"
+	"github.com/containernetworking/cni/pkg/utils"
+	"github.com/containernetworking/cni/pkg/version"
+)
+
+// maxConfig bounds one configuration file, in bytes.
+const maxConfig = 1 << 20
+
+// loaded is the outcome of one reading of the directory; it is not changed
+// after it was made.
+type loaded struct {
+	at        time.Time
+	signature string // what the directory looked like, see signature
+	file      string // of the network that was chosen
+	list      *libcni.NetworkConfigList
+	bytes     []byte            // the chosen conflist as recorded with each pod
+	refused   map[string]string // file → reason
+	dirErr    error             // the directory could not be read
+	missing   error             // a plugin program that is not there
+}
+
+// ready says why no pod can be set up, from what is known without plugins.
+func (l *loaded) ready(dir string) error {
+	switch {
+	case l.list != nil && l.missing != nil:
+		return fmt.Errorf("%w: network %q of %s: %w", ErrNotReady, l.list.Name, l.file, l.missing)
+	case l.list != nil:
+		return nil
+	case l.dirErr != nil:
+		return fmt.Errorf("%w: read the CNI configuration: %w", ErrNotReady, l.dirErr)
+	case len(l.refused) == 0:
+		return fmt.Errorf("%w: no CNI configuration in %s", ErrNotReady, dir)
+	}
+	var reasons []string
+	for _, file := range slices.Sorted(maps.Keys(l.refused)) {
+		reasons = append(reasons, filepath.Base(file)+": "+l.refused[file])
+	}
+	return fmt.Errorf("%w: no valid CNI configuration in %s: %s", ErrNotReady, dir, strings.Join(reasons, "; "))
+}
+
+// hasStatus reports whether the network's version of CNI knows STATUS.
+func (l *loaded) hasStatus() bool {
+	if l.list == nil {
+		return false
+	}
+	ok, err := version.GreaterThanOrEqualTo(l.list.CNIVersion, "1.1.0")
+	return err == nil && ok
+}
+
+// check reads the directory again if it looks different from what is loaded.
+// Several may run at once: what began last wins.
+func (m *Manager) check() {
+	m.mu.Lock()
+	m.turn++
+	turn, old := m.turn, m.loaded
+	m.mu.Unlock()
+
+	now := signature(m.o.ConfDir)
+	if now == old.signature && old.missing == nil {
+		return
+	}
+	fresh := load(m.o.ConfDir)
+	fresh.signature = now
+	if fresh.list != nil {
+		fresh.missing = m.findPlugins(fresh.list)
+	}
+
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if turn < m.turn && m.loaded != old {
+		return // a later reading has come in before
+	}
+	m.loaded = fresh
+	if !fresh.hasStatus() {
+		m.status = status{err: errStatusPending}
+		return
+	}
+	m.status.stale = true
+	m.refreshStatusLocked()
+}
+
+// findPlugins reports the first plugin program that is not there. Plugins that
+// others delegate to are theirs to find.
+func (m *Manager) findPlugins(list *libcni.NetworkConfigList) error {
+	for _, p := range list.Plugins {
+		if _, err := (&pluginExec{}).FindInPath(p.Network.Type, m.o.BinDirs); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// signature describes the directory by the identity, size and times of its
+// files, so that it differs whenever reading it could give something else.
+func signature(dir string) string {
+	var b strings.Builder
+	info, err := os.Stat(dir)
+	if err != nil {
+		return err.Error()
+	}
+	describe(&b, ".", info)
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return err.Error()
+	}
+	for _, e := range entries {
+		// Stat follows links: in a mounted ConfigMap the files are links.
+		info, err := os.Stat(filepath.Join(dir, e.Name()))
+		if err != nil {
+			fmt.Fprintf(&b, "%s %v\n", e.Name(), err)
+			continue
+		}
+		describe(&b, e.Name(), info)
+		if info.IsDir() {
+			describePlugins(&b, filepath.Join(dir, e.Name()))
+		}
+	}
+	return b.String()
+}
+
+// describePlugins covers the plugins of a conflist that stand in files of their
+// own, <name of the network>/*.conf.
+func describePlugins(b *strings.Builder, dir string) {
+	files, err := filepath.Glob(filepath.Join(dir, "*.conf"))
+	if err != nil {
+		return
+	}
+	for _, file := range files {
+		if info, err := os.Stat(file); err == nil {
+			describe(b, file, info)
+		}
+	}
+}
+
+func describe(b *strings.Builder, name string, info fs.FileInfo) {
+	fmt.Fprintf(b, "%s %v %d %d %s\n", name, info.Mode(), info.Size(), info.ModTime().UnixNano(), identity(info))
+}
+
+// load takes the first valid file by name.
+func load(dir string) *loaded {
+	l := &loaded{at: time.Now(), refused: map[string]string{}}
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		l.dirErr = err
+		return l
+	}
+	for _, e := range entries { // sorted by name
+		switch filepath.Ext(e.Name()) {
+		case ".conflist", ".conf", ".json":
+		default:
+			continue
+		}
+		file := filepath.Join(dir, e.Name())
+		if info, err := os.Stat(file); err == nil && info.IsDir() {
+			continue
+		}
+		list, raw, err := readConfig(file)
+		if err != nil {
+			l.refused[file] = err.Error()
+			continue
+		}
+		if l.list == nil {
+			l.file, l.list, l.bytes = file, list, raw
+		}
+	}
+	return l
+}
+
+// readConfig reads a conflist, or one plugin's configuration, which becomes a
+// conflist of one. It returns the list and its bytes, complete in themselves.
+func readConfig(file string) (*libcni.NetworkConfigList, []byte, error) {
+	data, err := readBounded(file)
+	if err != nil {
+		return nil, nil, err
+	}
+	var top map[string]json.RawMessage
+	if err := json.Unmarshal(data, &top); err != nil {
+		return nil, nil, fmt.Errorf("not a JSON object: %w", err)
+	}
+	if _, single := top["type"]; single && top["plugins"] == nil {
+		if top, err = wrapSingle(top, data); err != nil {
+			return nil, nil, err
+		}
+	} else if err := inlinePlugins(top, filepath.Dir(file)); err != nil {
+		return nil, nil, err
+	}
+	raw, err := json.Marshal(top)
+	if err != nil {
+		return nil, nil, err
+	}
+	list, err := parseList(raw)
+	return list, raw, err
+}
+
+func readBounded(file string) ([]byte, error) {
+	f, err := os.Open(file)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	if info, err := f.Stat(); err != nil {
+		return nil, err
+	} else if !info.Mode().IsRegular() {
+		return nil, errors.New("not a regular file")
+	}
+	data, err := io.ReadAll(io.LimitReader(f, maxConfig+1))
+	if err != nil {
+		return nil, err
+	}
+	if len(data) > maxConfig {
+		return nil, fmt.Errorf("larger than %d bytes", maxConfig)
+	}
+	return data, nil
+}
+
+// wrapSingle makes a conflist out of one plugin's configuration.
+func wrapSingle(plugin map[string]json.RawMessage, data []byte) (map[string]json.RawMessage, error) {
+	list := map[string]json.RawMessage{}
+	for _, key := range []string{"name", "cniVersion"} {
+		if value, ok := plugin[key]; ok {
+			list[key] = value
+		}
+	}
+	plugins, err := json.Marshal([]json.RawMessage{data})
+	list["plugins"] = plugins
+	return list, err
+}
+
+// inlinePlugins adds the plugins in <dir>/<name of the network>/*.conf to the
+// list, unless it says that it is complete, so that what is recorded with a pod
+// does not depend on files that may change.
+func inlinePlugins(list map[string]json.RawMessage, dir string) error {
+	var name string
+	var inlined []json.RawMessage
+	if json.Unmarshal(list["name"], &name) != nil || utils.ValidateNetworkName(name) != nil {
+		return nil // parseList refuses it
+	}
+	if raw, ok := list["plugins"]; ok && json.Unmarshal(raw, &inlined) != nil {
+		return nil // parseList refuses it
+	}
+	if complete := strings.Trim(string(list["loadOnlyInlinedPlugins"]), `"`); strings.EqualFold(complete, "true") {
+		return nil
+	}
+	files, err := filepath.Glob(filepath.Join(dir, name, "*.conf"))
+	if err != nil || len(files) == 0 {
+		return nil // no such files
+	}
+	for _, file := range files { // sorted by name
+		data, err := readBounded(file)
+		if err != nil {
+			return err
+		}
+		if !json.Valid(data) {
+			return fmt.Errorf("plugin in %s is not valid JSON", file)
+		}
+		inlined = append(inlined, data)
+	}
+	plugins, err := json.Marshal(inlined)
+	if err != nil {
+		return err
+	}
+	list["plugins"] = plugins
+	list["loadOnlyInlinedPlugins"] = json.RawMessage("true")
+	return nil
+}
+
+// parseList refuses what would only show when the first pod is set up.
+func parseList(raw []byte) (*libcni.NetworkConfigList, error) {
+	list, err := libcni.NetworkConfFromBytes(raw)
+	if err != nil {
+		return nil, err
+	}
+	if err := utils.ValidateNetworkName(list.Name); err != nil {
+		return nil, fmt.Errorf("name %q: %w", list.Name, err)
+	}
+	if list.CNIVersion != "" && !slices.Contains(version.All.SupportedVersions(), list.CNIVersion) {
+		return nil, fmt.Errorf("cniVersion %q is not known; known are %s", list.CNIVersion, strings.Join(version.All.SupportedVersions(), ", "))
+	}
+	if len(list.Plugins) == 0 {
+		return nil, errors.New("no plugins in the list")
+	}
+	for _, p := range list.Plugins {
+		if strings.ContainsAny(p.Network.Type, `/\`) || p.Network.Type == "." || p.Network.Type == ".." {
+			return nil, fmt.Errorf("plugin type %q is not the name of a program", p.Network.Type)
+		}
+	}
+	return list, nil
+}

@@ -1,0 +1,163 @@
+package network
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os/exec"
+	"path/filepath"
+	goruntime "runtime"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/containernetworking/cni/pkg/invoke"
+	"github.com/containernetworking/cni/pkg/types"
+	"github.com/containernetworking/cni/pkg/version"
+)
+
+const (
+	maxOutput = 4 << 20 // bytes of a plugin's result
+	maxStderr = 4 << 10 // bytes of what it says about a failure
+	// pipeGrace is how long the output is waited for after the plugin has ended,
+	// in case a child of its own has kept it open.
+	pipeGrace = time.Second
+)
+
+// PluginError is a plugin that ended with a failure or was not started.
+type PluginError struct {
+	Plugin, Verb string
+	Code         uint   // CNI's error code; 0 when the plugin gave none
+	Msg, Details string // in the plugin's words
+	Stderr       string // trimmed, bounded to 4 KiB
+	Err          error  // how the process ended
+}
+
+// Error says it in one line.
+func (e *PluginError) Error() string {
+	text := fmt.Sprintf("CNI plugin %s %s: ", e.Plugin, e.Verb)
+	switch {
+	case errors.Is(e.Err, context.DeadlineExceeded):
+		text += "no answer within its deadline, killed"
+	case errors.Is(e.Err, context.Canceled):
+		text += "canceled, killed"
+	case e.Msg != "":
+		text += e.Msg
+	default:
+		text += e.Err.Error()
+	}
+	if e.Details != "" {
+		text += "; " + e.Details
+	}
+	if e.Code != 0 {
+		text += fmt.Sprintf(" (code %d)", e.Code)
+	}
+	if e.Stderr != "" {
+		text += "; stderr: " + e.Stderr
+	}
+	return text
+}
+
+// Unwrap returns how the process ended.
+func (e *PluginError) Unwrap() error { return e.Err }
+
+// pluginErrorOf drops libcni's words around an error of a plugin, or returns err
+// as it is.
+func pluginErrorOf(err error) error {
+	if plugin := (*PluginError)(nil); errors.As(err, &plugin) {
+		return plugin
+	}
+	return err
+}
+
+// pluginExec runs plugins for libcni. Unlike libcni's own it takes a plugin's
+// children with it when the deadline is over, and does not outlive the daemon:
+// an ADD that went on after a crash could come after the DEL of the restart.
+type pluginExec struct {
+	version.PluginDecoder
+}
+
+// FindInPath returns the plugin's file, or ErrPluginNotFound.
+func (*pluginExec) FindInPath(plugin string, paths []string) (string, error) {
+	file, err := invoke.FindInPath(plugin, paths)
+	if err != nil {
+		return "", fmt.Errorf("%w: %q in %s", ErrPluginNotFound, plugin, strings.Join(paths, ":"))
+	}
+	return file, nil
+}
+
+// ExecPlugin runs the plugin and returns its standard output.
+func (*pluginExec) ExecPlugin(ctx context.Context, file string, stdin []byte, environ []string) ([]byte, error) {
+	for {
+		stdout, stderr, err := runPlugin(ctx, file, stdin, environ)
+		if err == nil {
+			return stdout, nil
+		}
+		if errors.Is(err, syscall.ETXTBSY) && sleep(ctx, 200*time.Millisecond) == nil {
+			continue // the file is being installed just now
+		}
+		failure := &PluginError{Plugin: filepath.Base(file), Verb: verbOf(environ), Stderr: stderr, Err: err}
+		if ctx.Err() != nil {
+			failure.Err = ctx.Err()
+		}
+		var said types.Error
+		if json.Unmarshal(stdout, &said) == nil {
+			failure.Code, failure.Msg, failure.Details = said.Code, said.Msg, said.Details
+		}
+		return nil, failure
+	}
+}
+
+// runPlugin runs the program once. The goroutine keeps its thread meanwhile: the
+// kernel sends the parent-death signal when the thread ends that made the child.
+func runPlugin(ctx context.Context, file string, stdin []byte, environ []string) (stdout []byte, stderr string, err error) {
+	goruntime.LockOSThread()
+	defer goruntime.UnlockOSThread()
+	out, diagnosis := &bounded{limit: maxOutput}, &bounded{limit: maxStderr}
+	cmd := exec.CommandContext(ctx, file)
+	cmd.Env = environ
+	cmd.Stdin = bytes.NewReader(stdin)
+	cmd.Stdout, cmd.Stderr = out, diagnosis
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
+	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
+	cmd.WaitDelay = pipeGrace
+	err = cmd.Run()
+	if errors.Is(err, exec.ErrWaitDelay) {
+		err = nil // it ended well, only a child of its own still holds the output
+	}
+	return out.Bytes(), strings.TrimSpace(diagnosis.String()), err
+}
+
+func verbOf(environ []string) string {
+	for _, e := range environ {
+		if verb, ok := strings.CutPrefix(e, "CNI_COMMAND="); ok {
+			return verb
+		}
+	}
+	return ""
+}
+
+// sleep waits, or returns ctx's error when it ends before.
+func sleep(ctx context.Context, d time.Duration) error {
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-time.After(d):
+		return nil
+	}
+}
+
+// bounded keeps the first limit bytes and drops the rest.
+type bounded struct {
+	bytes.Buffer
+	limit int
+}
+
+func (b *bounded) Write(p []byte) (int, error) {
+	if room := b.limit - b.Len(); room > 0 {
+		b.Buffer.Write(p[:min(room, len(p))])
+	}
+	return len(p), nil
+}

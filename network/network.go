@@ -1,0 +1,195 @@
+// Package network connects pods to the node's network through CNI.
+//
+// It owns the choice of the network configuration (the first valid file of the
+// CNI configuration directory), following that directory, the ADD and DEL of a
+// pod's sandbox, and the readiness of the network. It does not own the network
+// namespace or its loopback link (sandbox/namespaces), nor the record in which a
+// pod's Result is kept (sandbox): what DEL needs is in the Result, so it works
+// when the configuration was changed or removed since.
+//
+// Terms: ADD, DEL and STATUS are CNI's verbs; a plugin is a program in one of
+// the BinDirs; a conflist is a chain of plugins under one network name.
+//
+// Files on disk: the configuration directory is only read. CacheDir/results
+// holds libcni's cache of results; losing it is harmless, as it is rebuilt from
+// the pod's Result before DEL.
+//
+// Nothing here holds a lock across a plugin run or across reading files: pods
+// are set up in parallel, and Ready and Describe answer from memory.
+package network
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/containernetworking/cni/libcni"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+)
+
+// Sentinels of the package; test with errors.Is.
+var (
+	// ErrNotReady: no valid network configuration is there to plan with.
+	ErrNotReady = errors.New("network is not ready")
+	// ErrInvalid: a value in the PodNetwork can never work.
+	ErrInvalid = errors.New("invalid pod network")
+	// ErrSetup: ADD has not succeeded. Unless the error is an ErrTeardown too,
+	// DEL has succeeded afterwards and nothing is left.
+	ErrSetup = errors.New("set up pod network")
+	// ErrTeardown: DEL has not succeeded: addresses, links or rules may be left,
+	// and Teardown has to be called again.
+	ErrTeardown = errors.New("tear down pod network")
+	// ErrPluginNotFound: a plugin of the configuration is in none of the BinDirs.
+	ErrPluginNotFound = errors.New("CNI plugin not found")
+)
+
+// ifName is the name of a pod's link; the kubelet and its users expect this one.
+const ifName = "eth0"
+
+// defaultTimeout bounds one ADD or DEL of a whole plugin chain. It is below the
+// kubelet's two minutes, so that the answer with its reason still arrives.
+const defaultTimeout = 90 * time.Second
+
+// Options of a Manager.
+type Options struct {
+	ConfDir  string        // may be missing, may be a symbolic link
+	BinDirs  []string      // where plugins are, in order
+	CacheDir string        // libcni's cache; made when needed
+	Timeout  time.Duration // of one ADD or DEL; 0 means 90 s
+}
+
+// Manager follows the configuration directory and runs plugins. It is safe for
+// concurrent use; calls for one pod are the caller's to order.
+type Manager struct {
+	o   Options
+	cni libcni.CNI
+
+	ctx     context.Context // of the watcher and of STATUS
+	stop    context.CancelFunc
+	stopped sync.WaitGroup // the watcher and a STATUS under way
+
+	mu      sync.Mutex // guards the fields below; never held across I/O
+	turn    uint64     // number of the newest load that was begun
+	loaded  *loaded    // never nil
+	status  status
+	watched string // "" when inotify works, else why it does not
+}
+
+// Description is what verbose Status tells about the network.
+type Description struct {
+	Dir        string            `json:"dir"`
+	File       string            `json:"file,omitempty"`
+	Network    string            `json:"network,omitempty"`
+	CNIVersion string            `json:"cniVersion,omitempty"`
+	Plugins    []string          `json:"plugins,omitempty"`
+	LoadedAt   time.Time         `json:"loadedAt"`
+	Refused    map[string]string `json:"refused,omitempty"` // file → why it is not valid
+	NotReady   string            `json:"notReady,omitempty"`
+	Watch      string            `json:"watch,omitempty"` // why changes are found by polling only
+}
+
+// PodNetwork is what the network of one pod depends on.
+type PodNetwork struct {
+	ID, Name, Namespace, UID string
+	NetNS                    string // file of the network namespace; may be gone at Teardown
+	CgroupParent             string
+	Annotations              map[string]string
+	PortMappings             []*cri.PortMapping // a host port of 0 or less maps nothing
+	DNS                      *cri.DNSConfig
+}
+
+// Result is what a pod's record keeps about its network. Plan fills the fields
+// that DEL needs, Setup those that ADD found out.
+type Result struct {
+	Network string `json:"network"`
+	// Config is the whole conflist, plugins from other files included.
+	Config       json.RawMessage            `json:"config"`
+	Args         [][2]string                `json:"args"`
+	Capabilities map[string]json.RawMessage `json:"capabilities,omitempty"`
+
+	CNI        json.RawMessage `json:"cni,omitempty"` // ADD's result in the conflist's version
+	IPs        []string        `json:"ips,omitempty"` // of eth0, in CNI's order, the primary first
+	Interfaces []Interface     `json:"interfaces,omitempty"`
+}
+
+// Interface is one link of ADD's result.
+type Interface struct {
+	Name    string `json:"name"`
+	Mac     string `json:"mac,omitempty"`
+	Sandbox string `json:"sandbox,omitempty"` // network namespace; empty: on the node
+}
+
+// New reads the configuration directory once and goes on following it in the
+// background until Close. A missing directory is not an error, nor is a kernel
+// without inotify instances to spare: then it polls only.
+func New(o Options) (*Manager, error) {
+	if o.ConfDir == "" || o.CacheDir == "" || len(o.BinDirs) == 0 {
+		return nil, fmt.Errorf("%w: configuration, cache and plugin directories must be given", ErrInvalid)
+	}
+	if o.Timeout <= 0 {
+		o.Timeout = defaultTimeout
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	m := &Manager{
+		o:      o,
+		cni:    libcni.NewCNIConfigWithCacheDir(o.BinDirs, o.CacheDir, &pluginExec{}),
+		ctx:    ctx,
+		stop:   cancel,
+		loaded: &loaded{},
+		status: status{err: errStatusPending},
+	}
+	m.check()
+	m.stopped.Go(func() { m.watch(ctx) })
+	return m, nil
+}
+
+// Close ends the watcher and any STATUS under way, and waits for them. It does
+// not wait for Setup and Teardown, which go on.
+func (m *Manager) Close() error {
+	m.mu.Lock()
+	m.stop() // under the lock: no STATUS begins any more
+	m.mu.Unlock()
+	m.stopped.Wait()
+	return nil
+}
+
+// Ready returns nil when pods can be given a network, and otherwise the reason.
+// It answers from memory; the directory is followed in the background, at the
+// latest two seconds behind. Where the network has a STATUS verb, the last
+// answer counts, and an old one is asked for again in the background.
+func (m *Manager) Ready() error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if err := m.loaded.ready(m.o.ConfDir); err != nil {
+		return err
+	}
+	if !m.loaded.hasStatus() {
+		return nil
+	}
+	m.refreshStatusLocked()
+	if m.status.err != nil {
+		return fmt.Errorf("%w: network %q: %w", ErrNotReady, m.loaded.list.Name, m.status.err)
+	}
+	return nil
+}
+
+// Describe tells what is loaded and why something is not. It answers from memory.
+func (m *Manager) Describe() Description {
+	reason := ""
+	if err := m.Ready(); err != nil {
+		reason = err.Error()
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	d := Description{Dir: m.o.ConfDir, LoadedAt: m.loaded.at, Refused: m.loaded.refused, NotReady: reason, Watch: m.watched}
+	if l := m.loaded.list; l != nil {
+		d.File, d.Network, d.CNIVersion = m.loaded.file, l.Name, l.CNIVersion
+		for _, p := range l.Plugins {
+			d.Plugins = append(d.Plugins, p.Network.Type)
+		}
+	}
+	return d
+}
