@@ -84,7 +84,49 @@ func (n *Node) leaksNow() ([]string, error) {
 		}
 		leaks = append(leaks, l)
 	}
-	return append(leaks, n.ports()...), nil
+	leaks = append(leaks, n.ports()...)
+	for _, dir := range emptyCgroups() {
+		if !n.cgroups[dir] {
+			leaks = append(leaks, "cgroup without a process "+dir)
+		}
+	}
+	return leaks, nil
+}
+
+// emptyCgroups lists the pods' cgroups of every daemon on this machine in which
+// no process is left. Pods of other daemons have processes in theirs.
+func emptyCgroups() []string {
+	var found []string
+	for _, pattern := range []string{"/sys/fs/cgroup/berth/*", "/sys/fs/cgroup/*/berth/*"} {
+		dirs, err := filepath.Glob(pattern)
+		if err != nil {
+			continue // the patterns are constants
+		}
+		for _, dir := range dirs {
+			if info, err := os.Stat(dir); err == nil && info.IsDir() && !populated(dir) {
+				found = append(found, dir)
+			}
+		}
+	}
+	return found
+}
+
+// populated tells whether a process is in the cgroup or below it.
+func populated(dir string) bool {
+	procs, err := os.ReadFile(filepath.Join(dir, "cgroup.procs"))
+	if err != nil || len(procs) > 0 {
+		return true // what vanished meanwhile is no leak either
+	}
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return true
+	}
+	for _, e := range entries {
+		if e.IsDir() && populated(filepath.Join(dir, e.Name())) {
+			return true
+		}
+	}
+	return false
 }
 
 // ports lists the veth ends in this network namespace, which nothing but the
@@ -178,4 +220,25 @@ func (n *Node) sweep() {
 			_ = syscall.Unmount(f[4], syscall.MNT_DETACH) // reported as a leak already
 		}
 	}
+}
+
+// Processes are the living processes of the node's pods, by command line: what
+// has the node's directory as its root filesystem's source.
+func (n *Node) Processes() []string {
+	state, err := leakcheck.Snapshot(leakcheck.Scope{Paths: []string{n.Dir}})
+	if err != nil {
+		return []string{err.Error()}
+	}
+	own := map[string]bool{}
+	for _, pid := range n.processes() {
+		own[fmt.Sprintf("process %d", pid)] = true
+	}
+	var found []string
+	for _, text := range state {
+		name, _, _ := strings.Cut(text, " (")
+		if strings.HasPrefix(text, "process ") && !own[name] {
+			found = append(found, text)
+		}
+	}
+	return found
 }

@@ -69,6 +69,7 @@ type Node struct {
 	conn    *grpc.ClientConn
 	scope   leakcheck.Scope
 	before  leakcheck.State
+	cgroups map[string]bool // empty ones that were there before
 }
 
 // Start makes the directories, starts the daemon and waits until it says that
@@ -97,6 +98,10 @@ func Start(ctx context.Context, o Options) (*Node, error) {
 	}
 	if n.before, err = leakcheck.Snapshot(n.scope); err != nil {
 		return nil, errors.Join(err, os.RemoveAll(n.Dir))
+	}
+	n.cgroups = map[string]bool{}
+	for _, dir := range emptyCgroups() {
+		n.cgroups[dir] = true
 	}
 	if err := n.writeFiles(); err != nil {
 		return nil, errors.Join(err, os.RemoveAll(n.Dir))
