@@ -1,0 +1,172 @@
+package runtime
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"syscall"
+	"testing"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"berth/image"
+	"berth/network"
+	"berth/oci"
+	"berth/oci/spec"
+	"berth/runtime/operation"
+	"berth/sandbox"
+)
+
+func TestCodes(t *testing.T) {
+	for _, tc := range []struct {
+		err  error
+		want codes.Code
+	}{
+		{nil, codes.OK},
+		{errors.New("anything"), codes.Unknown},
+		{status.Error(codes.DataLoss, "kept"), codes.DataLoss},
+		{errInvalid, codes.InvalidArgument},
+		{spec.ErrInvalid, codes.InvalidArgument},
+		{sandbox.ErrNotFound, codes.NotFound},
+		{image.ErrNotFound, codes.NotFound},
+		{oci.ErrExecTimeout, codes.DeadlineExceeded},
+		{oci.ErrNotRunning, codes.FailedPrecondition},
+		{&operation.StillRunning{Operation: &operation.Operation{}, Err: context.DeadlineExceeded}, codes.DeadlineExceeded},
+		{context.Canceled, codes.Canceled},
+		{syscall.ENOSPC, codes.ResourceExhausted},
+		{image.ErrRegistryUnavailable, codes.Unknown},
+		{image.ErrSignature, codes.Unknown},
+		{network.ErrNotReady, codes.Unavailable},
+		{sandbox.ErrNameInUse, codes.AlreadyExists},
+		{oci.ErrMonitorUnavailable, codes.Unavailable},
+	} {
+		if got := status.Code(statusOf(tc.err)); got != tc.want {
+			t.Errorf("%v: %v, want %v", tc.err, got, tc.want)
+		}
+		if tc.err != nil {
+			if _, ok := status.FromError(tc.err); ok {
+				continue
+			}
+			if got := status.Code(statusOf(fmt.Errorf("wrapped: %w", tc.err))); got != tc.want {
+				t.Errorf("wrapped %v: %v, want %v", tc.err, got, tc.want)
+			}
+		}
+	}
+}
+
+// The kubelet reads the first word of a pull's error; see cri-client.
+func TestPullErrorsBeginWithTheirWord(t *testing.T) {
+	err := statusOf(prefixed("RegistryUnavailable", fmt.Errorf("pull x: %w", image.ErrRegistryUnavailable)))
+	if status.Code(err) != codes.Unknown || !strings.HasPrefix(status.Convert(err).Message(), "RegistryUnavailable: ") {
+		t.Errorf("got %v", err)
+	}
+}
+
+func TestSignals(t *testing.T) {
+	for name, want := range map[string]syscall.Signal{
+		"SIGTERM": 15, "TERM": 15, "term": 15, "9": 9, "SIGRTMIN": 34, "SIGRTMIN+3": 37, "RTMAX-2": 62, "RTMAX": 64,
+		"SIGRTMINPLUS1": 35, "RTMAXMINUS14": 50, "SIGWINCH": 28, "37": 37,
+	} {
+		if got, err := signalNumber(name); err != nil || got != want {
+			t.Errorf("%s: %d, %v, want %d", name, got, err, want)
+		}
+	}
+	for _, name := range []string{"", "SIGNOPE", "0", "65", "-1", "SIGRTMIN+31", "SIGRTMIN-1", "RTMAX+1", "SIG", "SIGRTMINx"} {
+		if got, err := signalNumber(name); err == nil {
+			t.Errorf("%q was read as %d", name, got)
+		}
+	}
+}
+
+// Each of CRI's signals must be understood and told back as itself.
+func TestEveryCRISignal(t *testing.T) {
+	for value, label := range cri.Signal_name {
+		sig := cri.Signal(value)
+		if sig == cri.Signal_SIGNAL_RUNTIME_DEFAULT {
+			continue
+		}
+		name, err := stopSignal(sig, "SIGKILL")
+		if err != nil {
+			t.Errorf("%s: %v", label, err)
+			continue
+		}
+		want, _ := signalNumber(name)
+		got, _ := signalNumber(strings.TrimPrefix(criSignal(name).String(), "SIGNAL_"))
+		if got != want || want == 0 {
+			t.Errorf("%s: told back as %v", label, criSignal(name))
+		}
+	}
+	if name, err := stopSignal(0, ""); name != "SIGTERM" || err != nil {
+		t.Errorf("default: %s, %v", name, err)
+	}
+	if _, err := stopSignal(0, "SIGNOPE"); !errors.Is(err, errInvalid) {
+		t.Errorf("image with a bad signal: %v", err)
+	}
+}
+
+func TestLogPathStaysInside(t *testing.T) {
+	if p, err := logPath("/var/log/pods/x", "c/0.log"); err != nil || p != "/var/log/pods/x/c/0.log" {
+		t.Errorf("got %q, %v", p, err)
+	}
+	if p, err := logPath("", "c/0.log"); err != nil || p != "" {
+		t.Errorf("no directory: got %q, %v", p, err)
+	}
+	for _, bad := range []string{"../x", "/etc/passwd", "a/../../b"} {
+		if _, err := logPath("/var/log/pods/x", bad); !errors.Is(err, errInvalid) {
+			t.Errorf("%q: %v", bad, err)
+		}
+	}
+}
+
+func TestCgroupParents(t *testing.T) {
+	for _, good := range []string{"", "/kubepods/burstable/pod1"} {
+		if err := checkCgroupParent(good); err != nil {
+			t.Errorf("%q: %v", good, err)
+		}
+	}
+	for _, bad := range []string{"/", "//", "kubepods", "/a/../..", "kubepods-pod1.slice", "/a/b.slice"} {
+		if err := checkCgroupParent(bad); !errors.Is(err, errInvalid) {
+			t.Errorf("%q: %v", bad, err)
+		}
+	}
+}
+
+func TestSandboxChecks(t *testing.T) {
+	ok := func() *cri.PodSandboxConfig {
+		return &cri.PodSandboxConfig{Metadata: &cri.PodSandboxMetadata{Name: "n", Namespace: "ns", Uid: "u"},
+			Linux: &cri.LinuxPodSandboxConfig{SecurityContext: &cri.LinuxSandboxSecurityContext{NamespaceOptions: &cri.NamespaceOption{}}}}
+	}
+	s := &Service{Parts: Parts{Handlers: map[string]oci.Runtime{"": nil}}}
+	if err := s.checkSandbox(&cri.RunPodSandboxRequest{Config: ok()}); err != nil {
+		t.Fatal(err)
+	}
+	for want, spoil := range map[string]func(*cri.RunPodSandboxRequest){
+		"config is missing":                   func(r *cri.RunPodSandboxRequest) { r.Config = nil },
+		"config.metadata.name is empty":       func(r *cri.RunPodSandboxRequest) { r.Config.Metadata.Name = "" },
+		"config.metadata.uid is empty":        func(r *cri.RunPodSandboxRequest) { r.Config.Metadata.Uid = "" },
+		`config.metadata.namespace "../x"`:    func(r *cri.RunPodSandboxRequest) { r.Config.Metadata.Namespace = "../x" },
+		`runtime_handler "kata"`:              func(r *cri.RunPodSandboxRequest) { r.RuntimeHandler = "kata" },
+		`config.log_directory "logs"`:         func(r *cri.RunPodSandboxRequest) { r.Config.LogDirectory = "logs" },
+		`config.linux.cgroup_parent "/"`:      func(r *cri.RunPodSandboxRequest) { r.Config.Linux.CgroupParent = "/" },
+		"namespace_options.network CONTAINER": func(r *cri.RunPodSandboxRequest) { nsOptions(r).Network = cri.NamespaceMode_CONTAINER },
+		"namespace_options.ipc TARGET":        func(r *cri.RunPodSandboxRequest) { nsOptions(r).Ipc = cri.NamespaceMode_TARGET },
+		"namespace_options.pid TARGET":        func(r *cri.RunPodSandboxRequest) { nsOptions(r).Pid = cri.NamespaceMode_TARGET },
+		"run_as_group 5 without run_as_user": func(r *cri.RunPodSandboxRequest) {
+			r.Config.Linux.SecurityContext.RunAsGroup = &cri.Int64Value{Value: 5}
+		},
+		"config.hostname": func(r *cri.RunPodSandboxRequest) { r.Config.Hostname = strings.Repeat("h", 65) },
+	} {
+		r := &cri.RunPodSandboxRequest{Config: ok()}
+		spoil(r)
+		if err := s.checkSandbox(r); !errors.Is(err, errInvalid) || !strings.Contains(err.Error(), want) {
+			t.Errorf("got %v, want %q", err, want)
+		}
+	}
+}
+
+func nsOptions(r *cri.RunPodSandboxRequest) *cri.NamespaceOption {
+	return r.Config.Linux.SecurityContext.NamespaceOptions
+}
