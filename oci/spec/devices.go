@@ -1,0 +1,97 @@
+package spec
+
+import (
+	"fmt"
+	"path"
+	"slices"
+	"strings"
+
+	rspec "github.com/opencontainers/runtime-spec/specs-go"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+)
+
+func checkDevices(devices []*cri.Device) error {
+	seen := map[string]*cri.Device{}
+	for i, d := range devices {
+		field := fmt.Sprintf("devices[%d]", i)
+		if err := checkAbsolute(field+".container_path", d.GetContainerPath()); err != nil {
+			return err
+		}
+		if err := checkAbsolute(field+".host_path", d.GetHostPath()); err != nil {
+			return err
+		}
+		if err := checkPermissions(field+".permissions", d.GetPermissions()); err != nil {
+			return err
+		}
+		at := path.Clean(d.GetContainerPath())
+		if other := seen[at]; other != nil && other.GetHostPath() != d.GetHostPath() {
+			return Invalid(field+".container_path", at, "another device ("+other.GetHostPath()+") has it already")
+		}
+		seen[at] = d
+	}
+	return nil
+}
+
+func checkPermissions(field, p string) error {
+	if p == "" || strings.Trim(p, "rwm") != "" || len(p) > 3 {
+		return Invalid(field, p, `must be one or more of "r", "w" and "m"`)
+	}
+	for _, c := range []string{"r", "w", "m"} {
+		if strings.Count(p, c) > 1 {
+			return Invalid(field, p, c+" is repeated")
+		}
+	}
+	return nil
+}
+
+// devices lists the device nodes and cgroup rules beyond those that every
+// runtime adds itself (null, zero, full, random, urandom, tty, ptmx). A
+// requested device beats the host's at the same path.
+func (b *builder) devices() ([]rspec.LinuxDevice, []rspec.LinuxDeviceCgroup) {
+	hostDevices := b.privileged() && !b.in.Options.PrivilegedWithoutHostDevices
+	allowAll := b.privileged() && (hostDevices || b.in.Options.PrivilegedAllDevicesAllowed)
+	rules := []rspec.LinuxDeviceCgroup{{Allow: allowAll, Access: "rwm"}}
+	for _, r := range b.in.Resolved.DeviceRules {
+		rules = append(rules, cloneRule(r))
+	}
+	var nodes []rspec.LinuxDevice
+	if hostDevices {
+		nodes = addDevices(nodes, b.in.Resolved.HostDevices)
+	}
+	return addDevices(nodes, b.in.Resolved.Devices), rules
+}
+
+func addDevices(list, more []rspec.LinuxDevice) []rspec.LinuxDevice {
+	at := map[string]int{}
+	for i, d := range list {
+		at[d.Path] = i
+	}
+	for _, d := range more {
+		d = cloneDevice(d)
+		if i, ok := at[d.Path]; ok {
+			list[i] = d
+			continue
+		}
+		at[d.Path] = len(list)
+		list = append(list, d)
+	}
+	return slices.Clip(list)
+}
+
+func cloneDevice(d rspec.LinuxDevice) rspec.LinuxDevice {
+	d.FileMode, d.UID, d.GID = clone(d.FileMode), clone(d.UID), clone(d.GID)
+	return d
+}
+
+func cloneRule(r rspec.LinuxDeviceCgroup) rspec.LinuxDeviceCgroup {
+	r.Major, r.Minor = clone(r.Major), clone(r.Minor)
+	return r
+}
+
+func clone[T any](p *T) *T {
+	if p == nil {
+		return nil
+	}
+	v := *p
+	return &v
+}

@@ -1,0 +1,199 @@
+package spec
+
+import (
+	"fmt"
+	"path"
+	"slices"
+	"strings"
+
+	rspec "github.com/opencontainers/runtime-spec/specs-go"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+)
+
+// ImageVolumeMountFailed begins the error of a refused image mount; the kubelet
+// shows it as the reason why the container waits.
+const ImageVolumeMountFailed = "ImageVolumeMountFailed"
+
+// bindOptions that a request may ask for, and their opposites in no way.
+var bindOptions = []string{"noexec", "nodev", "nosuid"}
+
+func checkMounts(mounts []*cri.Mount) error {
+	for i, m := range mounts {
+		if err := checkMount(fmt.Sprintf("mounts[%d]", i), m); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func checkMount(field string, m *cri.Mount) error {
+	if err := checkAbsolute(field+".container_path", m.GetContainerPath()); err != nil {
+		return err
+	}
+	if path.Clean(m.GetContainerPath()) == "/" {
+		return Invalid(field+".container_path", m.GetContainerPath(), "would hide the container's root filesystem")
+	}
+	if m.GetImage() != nil {
+		if m.GetHostPath() != "" {
+			return Invalid(field+".host_path", m.GetHostPath(), "image is given too; only one of them may be")
+		}
+		return Unsupported(ImageVolumeMountFailed+": "+field+".image", m.GetImage().GetImage(), "this version of berth mounts no images")
+	}
+	if m.GetImageSubPath() != "" {
+		return Invalid(field+".image_sub_path", m.GetImageSubPath(), "needs image")
+	}
+	if err := checkAbsolute(field+".host_path", m.GetHostPath()); err != nil {
+		return err
+	}
+	if len(m.GetUidMappings()) > 0 || len(m.GetGidMappings()) > 0 {
+		return Unsupported(field+".uidMappings", "", "id-mapped mounts need a pod with a user namespace")
+	}
+	return checkMountOptions(field, m)
+}
+
+func checkMountOptions(field string, m *cri.Mount) error {
+	switch m.GetPropagation() {
+	case cri.MountPropagation_PROPAGATION_PRIVATE, cri.MountPropagation_PROPAGATION_HOST_TO_CONTAINER, cri.MountPropagation_PROPAGATION_BIDIRECTIONAL:
+	default:
+		return Invalid(field+".propagation", m.GetPropagation(), "no such mode")
+	}
+	if m.GetRecursiveReadOnly() {
+		if !m.GetReadonly() {
+			return Invalid(field+".recursive_read_only", true, "needs readonly")
+		}
+		if m.GetPropagation() != cri.MountPropagation_PROPAGATION_PRIVATE {
+			return Invalid(field+".recursive_read_only", true, "needs propagation PROPAGATION_PRIVATE, not "+m.GetPropagation().String())
+		}
+	}
+	for _, o := range m.GetMountOptions() {
+		if !slices.Contains(bindOptions, o) {
+			return Invalid(field+".mount_options", o, "must be one of "+strings.Join(bindOptions, ", "))
+		}
+	}
+	return nil
+}
+
+// mounts lists default and requested mounts in the order of their depth, so
+// that none is hidden by a mount on a folder above it; equal depth keeps the
+// order of the request, so that of two mounts on one place the later wins.
+func (b *builder) mounts() ([]rspec.Mount, error) {
+	requested := b.config.GetMounts()
+	if len(b.in.Resolved.MountSources) != len(requested) {
+		return nil, Invalid("mounts", len(requested), fmt.Sprintf("%d sources were resolved", len(b.in.Resolved.MountSources)))
+	}
+	taken := map[string]bool{}
+	for _, m := range requested {
+		taken[path.Clean(m.GetContainerPath())] = true
+	}
+	var list []rspec.Mount
+	for _, m := range append(b.systemMounts(), b.fileMounts()...) {
+		// Whoever brings a /dev of his own (the host's, mostly) brings what is in it.
+		if taken[m.Destination] || taken["/dev"] && strings.HasPrefix(m.Destination, "/dev/") {
+			continue
+		}
+		list = append(list, m)
+	}
+	for i, m := range requested {
+		if m.GetSelinuxRelabel() && b.in.Host.SELinuxEnabled {
+			b.warn("mounts[%d]: not relabelled, SELinux labels are not supported", i)
+		}
+		list = append(list, bindMount(m, b.in.Resolved.MountSources[i]))
+	}
+	slices.SortStableFunc(list, func(x, y rspec.Mount) int {
+		return depth(x.Destination) - depth(y.Destination)
+	})
+	return list, nil
+}
+
+func depth(p string) int { return strings.Count(p, "/") }
+
+// systemMounts are the kernel's filesystems. A privileged container may write
+// to /sys and its cgroups.
+func (b *builder) systemMounts() []rspec.Mount {
+	access := "ro"
+	if b.privileged() {
+		access = "rw"
+	}
+	return []rspec.Mount{
+		{Destination: "/proc", Type: "proc", Source: "proc", Options: []string{"nosuid", "noexec", "nodev"}},
+		{Destination: "/dev", Type: "tmpfs", Source: "tmpfs", Options: []string{"nosuid", "strictatime", "mode=755", "size=65536k"}},
+		{Destination: "/sys", Type: "sysfs", Source: "sysfs", Options: []string{"nosuid", "noexec", "nodev", access}},
+		{Destination: "/dev/pts", Type: "devpts", Source: "devpts", Options: []string{"nosuid", "noexec", "newinstance", "ptmxmode=0666", "mode=0620", "gid=5"}},
+		{Destination: "/dev/mqueue", Type: "mqueue", Source: "mqueue", Options: []string{"nosuid", "noexec", "nodev"}},
+		{Destination: "/sys/fs/cgroup", Type: "cgroup", Source: "cgroup", Options: []string{"nosuid", "noexec", "nodev", "relatime", access}},
+	}
+}
+
+// fileMounts are the pod's own files. They are writable where the root is:
+// programs that edit /etc/hosts expect it.
+func (b *builder) fileMounts() []rspec.Mount {
+	access := "rw"
+	if b.security.GetReadonlyRootfs() {
+		access = "ro"
+	}
+	var list []rspec.Mount
+	add := func(source, destination string, options ...string) {
+		if source != "" {
+			list = append(list, rspec.Mount{
+				Destination: destination, Type: "bind", Source: source,
+				Options: append([]string{"rbind", "rprivate"}, options...),
+			})
+		}
+	}
+	add(b.in.Files.Hosts, "/etc/hosts", access)
+	add(b.in.Files.Hostname, "/etc/hostname", access)
+	add(b.in.Files.ResolvConf, "/etc/resolv.conf", access)
+	shm := b.in.Files.Shm
+	if b.modes.ipc == cri.NamespaceMode_NODE {
+		shm = "/dev/shm"
+	}
+	// /dev/shm stays writable under a read-only root, as it is memory.
+	add(shm, "/dev/shm", "nosuid", "nodev", "noexec", "rw")
+	return list
+}
+
+func bindMount(m *cri.Mount, source string) rspec.Mount {
+	options := []string{"rbind"}
+	switch m.GetPropagation() {
+	case cri.MountPropagation_PROPAGATION_BIDIRECTIONAL:
+		options = append(options, "rshared")
+	case cri.MountPropagation_PROPAGATION_HOST_TO_CONTAINER:
+		options = append(options, "rslave")
+	default:
+		options = append(options, "rprivate")
+	}
+	switch {
+	case m.GetRecursiveReadOnly():
+		options = append(options, "rro")
+	case m.GetReadonly():
+		options = append(options, "ro")
+	default:
+		options = append(options, "rw")
+	}
+	for _, o := range bindOptions {
+		if slices.Contains(m.GetMountOptions(), o) {
+			options = append(options, o)
+		}
+	}
+	return rspec.Mount{
+		Destination: path.Clean(m.GetContainerPath()),
+		Type:        "bind",
+		Source:      source,
+		Options:     options,
+	}
+}
+
+// rootfsPropagation lets mount events through the container's root as far as
+// its mounts need them; empty is the runtime's default, which lets none out.
+func (b *builder) rootfsPropagation() string {
+	propagation := ""
+	for _, m := range b.config.GetMounts() {
+		switch m.GetPropagation() {
+		case cri.MountPropagation_PROPAGATION_BIDIRECTIONAL:
+			return "rshared"
+		case cri.MountPropagation_PROPAGATION_HOST_TO_CONTAINER:
+			propagation = "rslave"
+		}
+	}
+	return propagation
+}
