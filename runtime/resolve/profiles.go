@@ -1,0 +1,75 @@
+package resolve
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"berth/oci/spec"
+)
+
+// profileMax bounds a seccomp profile's file; the default profile has 18 KiB.
+const profileMax = 1 << 20
+
+const profileField = "linux.security_context.seccomp.localhost_ref"
+
+// readProfile reads a seccomp profile of the node; nothing for an empty path.
+func readProfile(path string) ([]byte, error) {
+	if path == "" {
+		return nil, nil
+	}
+	// Without blocking: the path may name a FIFO.
+	file, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil, spec.Invalid(profileField, path, "no such file")
+	}
+	if err != nil {
+		return nil, fmt.Errorf("open seccomp profile %q: %w", path, err)
+	}
+	defer file.Close()
+	info, err := file.Stat()
+	if err != nil {
+		return nil, fmt.Errorf("stat seccomp profile %q: %w", path, err)
+	}
+	if !info.Mode().IsRegular() {
+		return nil, spec.Invalid(profileField, path, "is no regular file")
+	}
+	data, err := io.ReadAll(io.LimitReader(file, profileMax+1))
+	if err != nil {
+		return nil, fmt.Errorf("read seccomp profile %q: %w", path, err)
+	}
+	if len(data) > profileMax {
+		return nil, spec.Invalid(profileField, path, "is longer than 1 MiB")
+	}
+	if !json.Valid(data) {
+		return nil, spec.Invalid(profileField, path, "is not JSON")
+	}
+	return data, nil
+}
+
+// checkAppArmor refuses a Localhost profile that is not loaded: the OCI runtime
+// would say so only when the container starts. root is "/" but in tests.
+func checkAppArmor(sc *cri.LinuxContainerSecurityContext, host spec.Host, root string) error {
+	p, err := spec.AppArmorProfile(sc)
+	if err != nil || p.GetProfileType() != cri.SecurityProfile_Localhost || !host.AppArmorEnabled {
+		return err
+	}
+	data, err := os.ReadFile(filepath.Join(root, "sys/kernel/security/apparmor/profiles"))
+	if err != nil {
+		return fmt.Errorf("list AppArmor profiles: %w", err)
+	}
+	for line := range strings.Lines(string(data)) {
+		// A line is "name (mode)"; a name may hold spaces.
+		if i := strings.LastIndex(line, " ("); i >= 0 && line[:i] == p.GetLocalhostRef() {
+			return nil
+		}
+	}
+	return spec.Invalid("linux.security_context.apparmor.localhost_ref", p.GetLocalhostRef(), "no such profile is loaded")
+}

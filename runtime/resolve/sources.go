@@ -1,0 +1,121 @@
+package resolve
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+
+	"github.com/moby/sys/mountinfo"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"berth/oci/spec"
+)
+
+func resolveSources(mounts []*cri.Mount, strict bool) ([]string, error) {
+	var list []string
+	for i, m := range mounts {
+		field := index("mounts", i)
+		source, err := resolveSource(field+".host_path", m.GetHostPath(), strict)
+		if err != nil {
+			return nil, err
+		}
+		if err := checkPropagation(field+".propagation", source, m.GetPropagation()); err != nil {
+			return nil, err
+		}
+		list = append(list, source)
+	}
+	return list, nil
+}
+
+// resolveSource follows symlinks and makes what is missing.
+func resolveSource(field, path string, strict bool) (string, error) {
+	real, err := filepath.EvalSymlinks(path)
+	if err == nil {
+		return real, nil
+	}
+	switch {
+	case errors.Is(err, syscall.ENOTDIR):
+		return "", spec.Invalid(field, path, "a part of it is no directory")
+	case errors.Is(err, syscall.ENAMETOOLONG):
+		return "", spec.Invalid(field, path, "a part of it is too long a name")
+	case !errors.Is(err, os.ErrNotExist):
+		if link := brokenLink(path); link != "" {
+			return "", spec.Invalid(field, path, "symbolic link "+link+" leads in a circle")
+		}
+		return "", fmt.Errorf("resolve %s %q: %w", field, path, err)
+	}
+	if link := brokenLink(path); link != "" {
+		return "", spec.Invalid(field, path, "symbolic link "+link+" leads to nothing")
+	}
+	if strict {
+		return "", spec.Invalid(field, path, "does not exist")
+	}
+	if err := os.MkdirAll(path, 0o755); err != nil {
+		return "", fmt.Errorf("make %s %q: %w", field, path, err)
+	}
+	real, err = filepath.EvalSymlinks(path)
+	if err != nil {
+		return "", fmt.Errorf("resolve %s %q: %w", field, path, err)
+	}
+	return real, nil
+}
+
+// brokenLink is the symlink on the way to path that cannot be followed, or "".
+func brokenLink(path string) string {
+	for p := filepath.Clean(path); p != "/"; p = filepath.Dir(p) {
+		info, err := os.Lstat(p)
+		if err != nil {
+			continue
+		}
+		if info.Mode()&os.ModeSymlink != 0 {
+			if _, err := os.Stat(p); err != nil {
+				return p
+			}
+		}
+		return ""
+	}
+	return ""
+}
+
+// checkPropagation wants a source whose mount can pass events on: the OCI
+// runtime would make the bind mount without complaint, and nothing would ever
+// arrive through it.
+func checkPropagation(field, source string, mode cri.MountPropagation) error {
+	if mode == cri.MountPropagation_PROPAGATION_PRIVATE {
+		return nil
+	}
+	mounts, err := mountinfo.GetMounts(mountinfo.ParentsFilter(source))
+	if err != nil {
+		return fmt.Errorf("read mounts above %q: %w", source, err)
+	}
+	var nearest *mountinfo.Info
+	for _, m := range mounts {
+		// Of two mounts on one point the later hides the earlier.
+		if nearest == nil || len(m.Mountpoint) >= len(nearest.Mountpoint) {
+			nearest = m
+		}
+	}
+	if nearest == nil {
+		return fmt.Errorf("find the mount that holds %q: none is listed", source)
+	}
+	shared, slave := propagation(nearest.Optional)
+	switch {
+	case mode == cri.MountPropagation_PROPAGATION_BIDIRECTIONAL && !shared:
+		return spec.Invalid(field, mode, fmt.Sprintf("%s lies on the mount %s, which is not shared", source, nearest.Mountpoint))
+	case mode == cri.MountPropagation_PROPAGATION_HOST_TO_CONTAINER && !shared && !slave:
+		return spec.Invalid(field, mode, fmt.Sprintf("%s lies on the mount %s, which is neither shared nor a slave", source, nearest.Mountpoint))
+	}
+	return nil
+}
+
+// propagation reads the optional fields of a line of mountinfo.
+func propagation(optional string) (shared, slave bool) {
+	for _, f := range strings.Fields(optional) {
+		shared = shared || strings.HasPrefix(f, "shared:")
+		slave = slave || strings.HasPrefix(f, "master:")
+	}
+	return shared, slave
+}
