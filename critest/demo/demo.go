@@ -82,7 +82,7 @@ func (d *demo) birth(ctx context.Context) error {
 		"metadata":      object{"name": "hello", "namespace": "demo", "uid": "demo-1", "attempt": 0},
 		"hostname":      "hello",
 		"log_directory": d.node.LogDir(),
-		"linux":         object{},
+		"linux":         object{"security_context": object{"namespace_options": object{"pid": 1}}}, // 1: each container its own
 	})
 	if err != nil {
 		return err

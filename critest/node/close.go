@@ -186,6 +186,7 @@ func (n *Node) Close(ctx context.Context) error {
 		all = errors.Join(all, fmt.Errorf("%w: %s", ErrLeak, l))
 	}
 	n.sweep()
+	_ = exec.Command("ip", "link", "del", n.Bridge).Run() // absent when no pod had a network
 	if n.conn != nil {
 		all = errors.Join(all, n.conn.Close())
 		n.conn = nil
@@ -196,8 +197,30 @@ func (n *Node) Close(ctx context.Context) error {
 	return all
 }
 
-// sweep ends the node's processes and takes away what has no other owner than
-// the harness: the bridge, and mounts that leaked.
+// LoseState does to the node what a reboot does: every process of daemon, monitor
+// and pods ends without warning, and what was below State is gone.
+func (n *Node) LoseState() error {
+	err := n.Kill()
+	n.sweep()
+	for range 100 {
+		left := n.Processes()
+		if len(left) == 0 {
+			break
+		}
+		for _, text := range left {
+			var pid int
+			if _, scan := fmt.Sscanf(text, "process %d", &pid); scan == nil {
+				_ = syscall.Kill(pid, syscall.SIGKILL) // it may have ended meanwhile
+			}
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+	n.detach(n.State())
+	n.detach(filepath.Join(n.Root(), "containers"))
+	return errors.Join(err, os.RemoveAll(n.State()))
+}
+
+// sweep ends the daemon and its monitors, and detaches mounts that leaked.
 func (n *Node) sweep() {
 	for range 50 {
 		left := n.processes()
@@ -209,15 +232,19 @@ func (n *Node) sweep() {
 		}
 		time.Sleep(20 * time.Millisecond)
 	}
-	_ = exec.Command("ip", "link", "del", n.Bridge).Run() // absent when no pod had a network
+	n.detach(n.Dir)
+}
+
+// detach takes off every mount below dir, the newest first.
+func (n *Node) detach(dir string) {
 	mounts, err := os.ReadFile("/proc/self/mountinfo")
 	if err != nil {
 		return
 	}
 	lines := strings.Split(string(mounts), "\n")
 	for i := len(lines) - 1; i >= 0; i-- {
-		if f := strings.Fields(lines[i]); len(f) > 4 && strings.HasPrefix(f[4], n.Dir+"/") {
-			_ = syscall.Unmount(f[4], syscall.MNT_DETACH) // reported as a leak already
+		if f := strings.Fields(lines[i]); len(f) > 4 && strings.HasPrefix(f[4], dir+"/") {
+			_ = syscall.Unmount(f[4], syscall.MNT_DETACH) // it may have gone with another
 		}
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 
 	"berth/critest/images"
 )
@@ -46,13 +47,18 @@ func Deps() (string, error) {
 
 // writeFiles makes the node's directories and configuration.
 func (n *Node) writeFiles() error {
-	dirs := []string{n.LogDir(), n.Leases}
+	dirs := []string{n.LogDir(), n.Leases, n.Root()}
 	if !n.options.NoCNI {
 		dirs = append(dirs, n.ConfDir)
 	}
 	for _, dir := range dirs {
 		if err := os.MkdirAll(dir, 0o755); err != nil {
 			return fmt.Errorf("make a directory of the node: %w", err)
+		}
+	}
+	if size := n.options.RootSize; size != "" {
+		if err := syscall.Mount("tmpfs", n.Root(), "tmpfs", 0, "mode=0711,size="+size); err != nil {
+			return fmt.Errorf("mount a tmpfs of %s for the node's root: %w", size, err)
 		}
 	}
 	files := map[string]string{"config.toml": n.config(), "registries.conf": n.registries()}

@@ -49,6 +49,7 @@ type Options struct {
 	Settings map[string]string // extra lines of config.toml by table, "" is the top level
 	Wrap     []string          // command that the daemon is started through, such as prlimit
 	NoCNI    bool              // leave the CNI directory out
+	RootSize string            // put root on a tmpfs of this size ("8m"), optionally with ",nr_inodes=…"
 }
 
 // Node is a running daemon. Its methods are for one goroutine; the clients are
@@ -96,14 +97,16 @@ func Start(ctx context.Context, o Options) (*Node, error) {
 			filepath.Join(n.State(), "namespaces"), filepath.Join(n.State(), "runc"),
 		},
 	}
-	if n.before, err = leakcheck.Snapshot(n.scope); err != nil {
-		return nil, errors.Join(err, os.RemoveAll(n.Dir))
-	}
 	n.cgroups = map[string]bool{}
 	for _, dir := range emptyCgroups() {
 		n.cgroups[dir] = true
 	}
-	if err := n.writeFiles(); err != nil {
+	err = n.writeFiles()
+	if err == nil {
+		n.before, err = leakcheck.Snapshot(n.scope)
+	}
+	if err != nil {
+		n.sweep()
 		return nil, errors.Join(err, os.RemoveAll(n.Dir))
 	}
 	if err := n.Launch(ctx); err != nil {

@@ -1,0 +1,116 @@
+package cases
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"berth/critest/images"
+	"berth/critest/node"
+)
+
+// piece is one line of a CRI log.
+type piece struct {
+	stream, tag string
+	text        []byte
+}
+
+// readLog parses a container's log strictly.
+func (e *env) readLog(id string) []piece {
+	e.Helper()
+	data, err := os.ReadFile(e.status(id).GetLogPath())
+	if err != nil {
+		e.Fatalf("read the log: %v", err)
+	}
+	if len(data) > 0 && data[len(data)-1] != '\n' {
+		e.Errorf("the log does not end with a newline: %q", data[max(0, len(data)-80):])
+	}
+	var pieces []piece
+	for line := range bytes.Lines(data) {
+		f := bytes.SplitN(bytes.TrimSuffix(line, []byte("\n")), []byte(" "), 4)
+		if len(f) != 4 {
+			e.Fatalf("log line %q has not four parts", line)
+		}
+		if _, err := time.Parse(time.RFC3339Nano, string(f[0])); err != nil {
+			e.Errorf("log line %.80q: %v", line, err)
+		}
+		p := piece{stream: string(f[1]), tag: string(f[2]), text: f[3]}
+		if (p.tag != "P" && p.tag != "F") || (p.stream != "stdout" && p.stream != "stderr") {
+			e.Fatalf("log line %.80q: bad stream or tag", line)
+		}
+		if len(p.text) > 16<<10 {
+			e.Errorf("a log piece has %d bytes, more than 16 KiB", len(p.text))
+		}
+		pieces = append(pieces, p)
+	}
+	return pieces
+}
+
+// logs rebuilds both streams byte by byte.
+func (e *env) logs(id string) (stdout, stderr string) {
+	e.Helper()
+	var streams = map[string]*strings.Builder{"stdout": {}, "stderr": {}}
+	for _, p := range e.readLog(id) {
+		streams[p.stream].Write(p.text)
+		if p.tag == "F" {
+			streams[p.stream].WriteByte('\n')
+		}
+	}
+	return streams["stdout"].String(), streams["stderr"].String()
+}
+
+// B77: the log rebuilds the output, byte for byte, whatever the output is.
+func TestB77LogsRebuildTheOutput(t *testing.T) {
+	e := start(t, node.Options{})
+	e.pull(images.Busybox)
+	config := e.sandbox()
+	pod := e.run(config)
+	long := strings.Repeat("x", 1<<20)
+	var lines strings.Builder
+	for i := range 10_000 {
+		fmt.Fprintf(&lines, "%d\n", i)
+	}
+	for name, c := range map[string]struct{ script, stdout, stderr string }{
+		"unterminated":   {"printf abc", "abc", ""},
+		"terminated":     {"printf 'abc\\n'", "abc\n", ""},
+		"long-line":      {"dd if=/dev/zero bs=64k count=16 2>/dev/null | tr '\\0' x; echo", long + "\n", ""},
+		"long-no-end":    {"dd if=/dev/zero bs=64k count=16 2>/dev/null | tr '\\0' x", long, ""},
+		"odd-bytes":      {"printf 'a\\000b\\377\\n'", "a\x00b\xff\n", ""},
+		"carriage":       {"printf 'a\\rb\\r\\n'", "a\rb\r\n", ""},
+		"empty-lines":    {"echo; echo; printf ' \\n'", "\n\n \n", ""},
+		"nothing":        {"true", "", ""},
+		"slow-half-line": {"printf a; sleep 0.3; printf b; sleep 0.3; echo c", "abc\n", ""},
+		"exact-limit":    {"dd if=/dev/zero bs=16384 count=1 2>/dev/null | tr '\\0' y; echo", strings.Repeat("y", 16<<10) + "\n", ""},
+		"both-streams": {"i=0; while [ $i -lt 10000 ]; do echo $i; echo $i >&2; i=$((i+1)); done",
+			lines.String(), lines.String()},
+	} {
+		id := e.startContainer(pod, command(name, c.script), config)
+		if s := e.exited(id); s.GetExitCode() != 0 {
+			t.Errorf("%s: exit code %d", name, s.GetExitCode())
+		}
+		stdout, stderr := e.logs(id)
+		if stdout != c.stdout {
+			t.Errorf("%s: stdout %s, want %s", name, digestOf(stdout), digestOf(c.stdout))
+		}
+		if stderr != c.stderr {
+			t.Errorf("%s: stderr %s, want %s", name, digestOf(stderr), digestOf(c.stderr))
+		}
+		if name == "slow-half-line" {
+			if p := e.readLog(id); len(p) != 1 || p[0].tag != "F" {
+				t.Errorf("a slow line became %d pieces; want one, whole", len(p))
+			}
+		}
+	}
+}
+
+// digestOf shortens an output for a message.
+func digestOf(s string) string {
+	if len(s) <= 60 {
+		return fmt.Sprintf("%q", s)
+	}
+	return fmt.Sprintf("%d bytes, sha256 %.8x, ending %q", len(s), sha256.Sum256([]byte(s)), s[len(s)-30:])
+}
