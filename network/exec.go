@@ -127,7 +127,7 @@ func runPlugin(ctx context.Context, file string, stdin []byte, environ []string)
 	if errors.Is(err, exec.ErrWaitDelay) {
 		err = nil // it ended well, only a child of its own still holds the output
 	}
-	return out.Bytes(), strings.TrimSpace(diagnosis.String()), err
+	return out.kept.Bytes(), strings.TrimSpace(diagnosis.kept.String()), err
 }
 
 func verbOf(environ []string) string {
@@ -149,15 +149,16 @@ func sleep(ctx context.Context, d time.Duration) error {
 	}
 }
 
-// bounded keeps the first limit bytes and drops the rest.
+// bounded keeps the first limit bytes and drops the rest. It does not embed the
+// buffer, whose ReadFrom would go round the limit.
 type bounded struct {
-	bytes.Buffer
+	kept  bytes.Buffer
 	limit int
 }
 
 func (b *bounded) Write(p []byte) (int, error) {
-	if room := b.limit - b.Len(); room > 0 {
-		b.Buffer.Write(p[:min(room, len(p))])
+	if room := b.limit - b.kept.Len(); room > 0 {
+		b.kept.Write(p[:min(room, len(p))])
 	}
 	return len(p), nil
 }

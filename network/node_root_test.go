@@ -94,9 +94,12 @@ func (n *node) writeConf(name, text string) {
 // into a log and runs the real one.
 func (n *node) shimPlugins(names ...string) {
 	for _, name := range names {
-		real := filepath.Join(leakcheck.DepsDir(n.t), "cni", name)
-		n.script(name, fmt.Sprintf("echo %s $CNI_COMMAND >> %s/calls\nexec %s", name, n.dir, real))
+		n.script(name, fmt.Sprintf("echo %s $CNI_COMMAND >> %s/calls\nexec %s", name, n.dir, realPlugin(n.t, name)))
 	}
+}
+
+func realPlugin(t *testing.T, name string) string {
+	return filepath.Join(leakcheck.DepsDir(t), "cni", name)
 }
 
 // script writes a plugin in shell.

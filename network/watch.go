@@ -24,11 +24,17 @@ const (
 	restInterval = 50 * time.Millisecond
 )
 
+// Tests replace these, to poll faster or to find no inotify instance.
+var (
+	pollEvery  = pollInterval
+	newWatcher = fsnotify.NewWatcher
+)
+
 // watch follows the directory until ctx ends.
 func (m *Manager) watch(ctx context.Context) {
 	var events chan fsnotify.Event
 	var lost chan error
-	watcher, err := fsnotify.NewWatcher()
+	watcher, err := newWatcher()
 	if err != nil {
 		m.mu.Lock()
 		m.watched = fmt.Sprintf("watch %s: %v", m.o.ConfDir, err)
@@ -41,7 +47,7 @@ func (m *Manager) watch(ctx context.Context) {
 	follow(watcher, watches, m.o.ConfDir)
 	m.check() // what changed before the first watch was set
 
-	poll := time.NewTicker(pollInterval)
+	poll := time.NewTicker(pollEvery)
 	defer poll.Stop()
 	var rest <-chan time.Time
 	for {

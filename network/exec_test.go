@@ -1,0 +1,130 @@
+package network
+
+import (
+	"context"
+	"errors"
+	"os"
+	"os/exec"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+)
+
+// runScript runs a script as a plugin.
+func runScript(t *testing.T, ctx context.Context, text string) (string, error) {
+	t.Helper()
+	file := t.TempDir() + "/fake"
+	must(t, writeScript(file, text))
+	out, err := (&pluginExec{}).ExecPlugin(ctx, file, []byte("input"), []string{"CNI_COMMAND=ADD", "PATH=" + os.Getenv("PATH")})
+	return string(out), err
+}
+
+func TestPluginOutput(t *testing.T) {
+	out, err := runScript(t, context.Background(), `echo "$CNI_COMMAND: $(cat)"; echo noise >&2`)
+	if err != nil || out != "ADD: input\n" {
+		t.Errorf("%q, %v", out, err)
+	}
+}
+
+func TestPluginErrors(t *testing.T) {
+	for script, want := range map[string]string{
+		`echo '{"code":11,"msg":"try later","details":"in a minute"}'; exit 1`: "CNI plugin fake ADD: try later; in a minute (code 11)",
+		`echo oops >&2; exit 3`:          "CNI plugin fake ADD: exit status 3; stderr: oops",
+		`echo not JSON; exit 3`:          "CNI plugin fake ADD: exit status 3",
+		`kill -9 $$`:                     "CNI plugin fake ADD: signal: killed",
+		`echo '{"msg":"m"}'; exit 1`:     "CNI plugin fake ADD: m",
+		`echo " a " >&2; echo>&2; false`: "CNI plugin fake ADD: exit status 1; stderr: a",
+	} {
+		_, err := runScript(t, context.Background(), script)
+		if plugin := (*PluginError)(nil); !errors.As(err, &plugin) || err.Error() != want {
+			t.Errorf("%s\n gave %v\n want %s", script, err, want)
+		}
+	}
+	_, err := runScript(t, context.Background(), `head -c 100000 /dev/zero | tr '\0' x >&2; false`)
+	if err == nil || len(err.Error()) > maxStderr+100 {
+		t.Errorf("stderr is not bounded: %d bytes", len(err.Error()))
+	}
+}
+
+// TestDeadlineTakesTheChildrenWithIt kills a plugin whose child holds its output.
+func TestDeadlineTakesTheChildrenWithIt(t *testing.T) {
+	pidFile := t.TempDir() + "/pid"
+	ctx, cancel := context.WithTimeout(context.Background(), 300*time.Millisecond)
+	defer cancel()
+	begin := time.Now()
+	_, err := runScript(t, ctx, "sleep 60 & echo $! > "+pidFile+"; wait")
+	if !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "no answer within its deadline") {
+		t.Errorf("error %v", err)
+	}
+	if took := time.Since(begin); took > 2*time.Second {
+		t.Errorf("took %v", took)
+	}
+	waitGone(t, strings.TrimSpace(read(t, pidFile)))
+}
+
+// TestChildHoldsTheOutput has a plugin that ends well and leaves a child behind
+// with its output open.
+func TestChildHoldsTheOutput(t *testing.T) {
+	pidFile := t.TempDir() + "/pid"
+	begin := time.Now()
+	out, err := runScript(t, context.Background(), "sleep 60 & echo $! > "+pidFile+"; echo done")
+	if err != nil || out != "done\n" || time.Since(begin) > 5*time.Second {
+		t.Errorf("%q, %v after %v", out, err, time.Since(begin))
+	}
+	pid, err := strconv.Atoi(strings.TrimSpace(read(t, pidFile)))
+	must(t, err)
+	child, err := os.FindProcess(pid)
+	must(t, err)
+	must(t, child.Kill())
+}
+
+// TestPluginDiesWithTheDaemon kills a process that runs a plugin: an ADD that
+// went on could come after the DEL of the next daemon.
+func TestPluginDiesWithTheDaemon(t *testing.T) {
+	const variable = "BERTH_TEST_PLUGIN_PID_FILE"
+	if file := os.Getenv(variable); file != "" {
+		runScript(t, context.Background(), "echo $$ > "+file+".new; mv "+file+".new "+file+"; exec sleep 60")
+		return
+	}
+	file := t.TempDir() + "/pid"
+	daemon := exec.Command(os.Args[0], "-test.run", "^"+t.Name()+"$")
+	daemon.Env = append(os.Environ(), variable+"="+file)
+	must(t, daemon.Start())
+	for end := time.Now().Add(10 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+		if _, err := os.Stat(file); err == nil {
+			break
+		} else if time.Now().After(end) {
+			t.Fatal("the plugin was not started")
+		}
+	}
+	must(t, daemon.Process.Kill())
+	daemon.Wait()
+	waitGone(t, strings.TrimSpace(read(t, file)))
+}
+
+func waitGone(t *testing.T, pid string) {
+	t.Helper()
+	for end := time.Now().Add(3 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+		status, err := os.ReadFile("/proc/" + pid + "/status")
+		if err != nil || strings.Contains(string(status), "State:\tZ") {
+			return
+		}
+		if time.Now().After(end) {
+			t.Fatalf("process %s lives on", pid)
+		}
+	}
+}
+
+// TestTextFileBusy runs a plugin whose file is open for writing at first.
+func TestTextFileBusy(t *testing.T) {
+	file := t.TempDir() + "/fake"
+	must(t, writeScript(file, "echo done"))
+	writer, err := os.OpenFile(file, os.O_WRONLY, 0)
+	must(t, err)
+	time.AfterFunc(300*time.Millisecond, func() { writer.Close() })
+	out, err := (&pluginExec{}).ExecPlugin(context.Background(), file, nil, []string{"PATH=" + os.Getenv("PATH")})
+	if err != nil || string(out) != "done\n" {
+		t.Errorf("%q, %v", out, err)
+	}
+}
