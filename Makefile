@@ -27,7 +27,7 @@ ROOT_FILES    = $(shell find . -name '*_root_test.go' -not -path './critest/*' -
 ROOT_TESTS    = ^($(shell cat /dev/null $(ROOT_FILES) | sed -nE 's/^func ((Test|Fuzz)[A-Za-z0-9_]+)\(.*/\1/p' | sort -u | paste -sd'|'))$$
 ROOT_PACKAGES = $(sort $(dir $(ROOT_FILES)))
 
-.PHONY: help deps build demo test unit root critest cases lint install clean
+.PHONY: help deps build demo test unit root critest cases guest lint install clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -123,6 +123,10 @@ critest: build parts
 	@cd critest
 	go build -o $(BIN)/berth-conformance ./conformance
 	exec $(BIN)/berth-conformance
+
+guest: ## the root tests again in a guest with cgroup v2, systemd and AppArmor (slow)
+guest: build
+	@ROOT_TESTS='$(ROOT_TESTS)' critest/guest/run-tests.sh $(ROOT_PACKAGES)
 
 # Keeps results, skips and whatever a failing test said.
 QUIET = awk '/^=== |^--- PASS|^    --- PASS|^PASS$$/ {next} {print}'
