@@ -87,7 +87,7 @@ func (m *Manager) check() {
 	}
 	m.loaded = fresh
 	if !fresh.hasStatus() {
-		m.status = status{err: errStatusPending}
+		m.status = status{err: errStatusPending, running: m.status.running}
 		return
 	}
 	m.status.stale = true

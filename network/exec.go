@@ -73,8 +73,10 @@ func pluginErrorOf(err error) error {
 }
 
 // pluginExec runs plugins for libcni. Unlike libcni's own it takes a plugin's
-// children with it when the deadline is over, and does not outlive the daemon:
-// an ADD that went on after a crash could come after the DEL of the restart.
+// children with it when the deadline is over, and an ADD does not outlive the
+// daemon: going on after a crash it could come after the DEL of the restart. A DEL
+// goes on: stopped halfway, bridge has removed the link and no longer knows the
+// addresses whose rules it should remove.
 type pluginExec struct {
 	version.PluginDecoder
 }
@@ -120,7 +122,10 @@ func runPlugin(ctx context.Context, file string, stdin []byte, environ []string)
 	cmd.Env = environ
 	cmd.Stdin = bytes.NewReader(stdin)
 	cmd.Stdout, cmd.Stderr = out, diagnosis
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	if verbOf(environ) != "DEL" {
+		cmd.SysProcAttr.Pdeathsig = syscall.SIGKILL
+	}
 	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
 	cmd.WaitDelay = pipeGrace
 	err = cmd.Run()

@@ -79,28 +79,35 @@ func TestChildHoldsTheOutput(t *testing.T) {
 	must(t, child.Kill())
 }
 
-// TestPluginDiesWithTheDaemon kills a process that runs a plugin: an ADD that
-// went on could come after the DEL of the next daemon.
-func TestPluginDiesWithTheDaemon(t *testing.T) {
-	const variable = "BERTH_TEST_PLUGIN_PID_FILE"
-	if file := os.Getenv(variable); file != "" {
-		runScript(t, context.Background(), "echo $$ > "+file+".new; mv "+file+".new "+file+"; exec sleep 60")
+// TestPluginsOfADeadDaemon kills a process that runs plugins: an ADD that went on
+// could come after the DEL of the next daemon, a DEL must come to its end.
+func TestPluginsOfADeadDaemon(t *testing.T) {
+	const dirVariable, verbVariable = "BERTH_TEST_DIR", "BERTH_TEST_VERB"
+	if dir := os.Getenv(dirVariable); dir != "" {
+		verb := os.Getenv(verbVariable)
+		must(t, writeScript(dir+"/fake", "echo $$ > "+dir+"/pid.new; mv "+dir+"/pid.new "+dir+"/pid; sleep 0.5; touch "+dir+"/done"))
+		(&pluginExec{}).ExecPlugin(context.Background(), dir+"/fake", nil, []string{"CNI_COMMAND=" + verb, "PATH=" + os.Getenv("PATH")})
 		return
 	}
-	file := t.TempDir() + "/pid"
-	daemon := exec.Command(os.Args[0], "-test.run", "^"+t.Name()+"$")
-	daemon.Env = append(os.Environ(), variable+"="+file)
-	must(t, daemon.Start())
-	for end := time.Now().Add(10 * time.Second); ; time.Sleep(10 * time.Millisecond) {
-		if _, err := os.Stat(file); err == nil {
-			break
-		} else if time.Now().After(end) {
-			t.Fatal("the plugin was not started")
+	for verb, finishes := range map[string]bool{"ADD": false, "DEL": true} {
+		dir := t.TempDir()
+		daemon := exec.Command(os.Args[0], "-test.run", "^"+t.Name()+"$")
+		daemon.Env = append(os.Environ(), dirVariable+"="+dir, verbVariable+"="+verb)
+		must(t, daemon.Start())
+		for end := time.Now().Add(10 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+			if _, err := os.Stat(dir + "/pid"); err == nil {
+				break
+			} else if time.Now().After(end) {
+				t.Fatal("the plugin was not started")
+			}
+		}
+		must(t, daemon.Process.Kill())
+		daemon.Wait()
+		waitGone(t, strings.TrimSpace(read(t, dir+"/pid")))
+		if _, err := os.Stat(dir + "/done"); (err == nil) != finishes {
+			t.Errorf("%s came to its end: %v, want %v", verb, err == nil, finishes)
 		}
 	}
-	must(t, daemon.Process.Kill())
-	daemon.Wait()
-	waitGone(t, strings.TrimSpace(read(t, file)))
 }
 
 func waitGone(t *testing.T, pid string) {

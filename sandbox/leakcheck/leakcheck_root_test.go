@@ -172,6 +172,39 @@ func TestEveryKind(t *testing.T) {
 	}
 }
 
+// TestContainerIsFoundByItsRoot has a process that mentions the directory nowhere
+// but in the overlay it has as its root, as a container does that outlives its
+// runtime.
+func TestContainerIsFoundByItsRoot(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skipf("skipped: needs root, runs as uid %d", os.Geteuid())
+	}
+	dir := t.TempDir()
+	scope := Scope{Paths: []string{dir}}
+	before := take(t, scope)
+	cmd := exec.Command("unshare", "--mount", "--propagation", "private", "sh", "-c", `set -e
+		mkdir "$0/upper" "$0/work" "$0/root"
+		mount -t overlay overlay -o "lowerdir=/usr,upperdir=$0/upper,workdir=$0/work" "$0/root"
+		cd "$0/root"
+		mkdir -p old
+		pivot_root . old
+		exec env -i sh -c 'cd / && umount -l /old 2>/dev/null; exec sleep 62'`, dir)
+	out := &strings.Builder{}
+	cmd.Stderr = out
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer func() { cmd.Process.Kill(); cmd.Wait() }()
+	var leaks []string
+	for end := time.Now().Add(5 * time.Second); time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
+		leaks = Diff(before, take(t, scope))
+		if len(leaks) == 1 && strings.HasSuffix(leaks[0], ": sleep 62") {
+			return
+		}
+	}
+	t.Errorf("difference = %q, want the one process in the overlay; stderr %s", leaks, out)
+}
+
 // TestStrangersAreNotReported makes things outside of the scope.
 func TestStrangersAreNotReported(t *testing.T) {
 	r := newRecorder(t)
