@@ -14,7 +14,7 @@ RUNC_VERSION     := 1.5.3
 CNI_VERSION      := 1.10.0
 CRITOOLS_VERSION := 1.37.0
 
-APT_PACKAGES := gcc libc6-dev pkg-config libseccomp-dev iptables nftables iproute2 util-linux
+APT_PACKAGES := gcc libc6-dev pkg-config libseccomp-dev iptables nftables iproute2 util-linux strace
 
 export BERTH_DEPS  := $(DEPS)
 export BERTH_BIN   := $(BIN)
@@ -27,7 +27,7 @@ ROOT_FILES    = $(shell find . -name '*_root_test.go' -not -path './critest/*' -
 ROOT_TESTS    = ^($(shell cat /dev/null $(ROOT_FILES) | sed -nE 's/^func ((Test|Fuzz)[A-Za-z0-9_]+)\(.*/\1/p' | sort -u | paste -sd'|'))$$
 ROOT_PACKAGES = $(sort $(dir $(ROOT_FILES)))
 
-.PHONY: help deps build demo test unit root critest cases guest lint install clean
+.PHONY: help deps build demo test unit root critest cases bench guest lint install clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -123,6 +123,12 @@ critest: build parts
 	@cd critest
 	go build -o $(BIN)/berth-conformance ./conformance
 	exec $(BIN)/berth-conformance
+
+bench: ## times and memory against bare runc, CNI plugins and tar (needs root)
+bench: build parts
+	@cd critest
+	go build -o $(BIN)/berth-bench ./bench
+	exec $(BIN)/berth-bench
 
 guest: ## the root tests again in a guest with cgroup v2, systemd and AppArmor (slow)
 guest: build

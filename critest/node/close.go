@@ -74,7 +74,7 @@ func (n *Node) leaksNow() ([]string, error) {
 		return nil, err
 	}
 	mine := map[string]bool{}
-	for _, pid := range n.processes() {
+	for _, pid := range n.Daemons() {
 		mine[fmt.Sprintf("process %d ", pid)] = true
 	}
 	var leaks []string
@@ -145,9 +145,9 @@ func (n *Node) ports() []string {
 	return found
 }
 
-// processes are the daemon and its monitors: what was started from the node's
-// binaries and names the node's directory.
-func (n *Node) processes() []int {
+// Daemons are the processes of the daemon and its monitors: what was started
+// from the node's binaries and names the node's directory.
+func (n *Node) Daemons() []int {
 	entries, err := os.ReadDir("/proc")
 	if err != nil {
 		return nil
@@ -223,7 +223,7 @@ func (n *Node) LoseState() error {
 // sweep ends the daemon and its monitors, and detaches mounts that leaked.
 func (n *Node) sweep() {
 	for range 50 {
-		left := n.processes()
+		left := n.Daemons()
 		if len(left) == 0 {
 			break
 		}
@@ -257,7 +257,7 @@ func (n *Node) Processes() []string {
 		return []string{err.Error()}
 	}
 	own := map[string]bool{}
-	for _, pid := range n.processes() {
+	for _, pid := range n.Daemons() {
 		own[fmt.Sprintf("process %d", pid)] = true
 	}
 	var found []string

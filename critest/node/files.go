@@ -88,7 +88,8 @@ func (n *Node) config() string {
 		}
 	}
 	table("", fmt.Sprintf("root = %q", n.Root()), fmt.Sprintf("state = %q", n.State()), fmt.Sprintf("socket = %q", n.Socket),
-		fmt.Sprintf("monitor = %q", filepath.Join(n.Bin, "berth-monitor")), `log_level = "debug"`)
+		fmt.Sprintf("monitor = %q", filepath.Join(n.Bin, "berth-monitor")),
+		fmt.Sprintf("log_level = %q", either(n.options.LogLevel, "debug")))
 	table("cni", fmt.Sprintf("conf_dir = %q", n.ConfDir), fmt.Sprintf("bin_dirs = [%q]", filepath.Join(n.Deps, "cni")))
 	table("image", fmt.Sprintf("registries_conf = %q", filepath.Join(n.Dir, "registries.conf")))
 	table("runtime", `default_handler = "runc"`)

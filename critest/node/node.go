@@ -49,6 +49,7 @@ type Options struct {
 	Settings map[string]string // extra lines of config.toml by table, "" is the top level
 	Wrap     []string          // command that the daemon is started through, such as prlimit
 	NoCNI    bool              // leave the CNI directory out
+	LogLevel string            // of the daemon; empty: debug
 	RootSize string            // put root on a tmpfs of this size ("8m"), optionally with ",nr_inodes=…"
 }
 

@@ -1,0 +1,202 @@
+// Command bench measures berth against floors that no runtime can beat: the
+// same runc, the same CNI plugins and the same unpacking called by hand, in the
+// same run, in turns. It prints milliseconds and ratios.
+//
+// It owns no state beyond its node. Times vary with the machine's neighbours by
+// a fifth and more: read ratios and minima.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"syscall"
+	"time"
+
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"berth/critest/images"
+	"berth/critest/node"
+	"berth/critest/registry"
+)
+
+func main() {
+	rounds := flag.Int("rounds", 15, "pods per measurement")
+	pods := flag.Int("pods", 20, "pods for the memory figures")
+	megabytes := flag.Int("megabytes", 120, "size of the pulled image, unpacked")
+	flag.Parse()
+	if err := node.Isolate(); err != nil {
+		fmt.Fprintln(os.Stderr, "bench:", err)
+		os.Exit(1)
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
+	defer stop()
+	b := &bench{rounds: *rounds, pods: *pods, megabytes: *megabytes, times: map[string][]time.Duration{}}
+	if err := b.run(ctx); err != nil {
+		fmt.Fprintln(os.Stderr, "bench:", err)
+		os.Exit(1)
+	}
+}
+
+// bench is one run.
+type bench struct {
+	rounds, pods, megabytes int
+
+	node     *node.Node
+	registry *registry.Registry
+	rt       cri.RuntimeServiceClient
+	times    map[string][]time.Duration
+}
+
+func (b *bench) run(ctx context.Context) (err error) {
+	deps, err := node.Deps()
+	if err != nil {
+		return err
+	}
+	parts, err := images.Load(deps)
+	if err != nil {
+		return err
+	}
+	if b.registry, err = registry.Start(); err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, b.registry.Close()) }()
+	if _, err := parts.Standard(b.registry); err != nil {
+		return err
+	}
+	if b.node, err = node.Start(ctx, node.Options{Mirror: b.registry.Addr(), LogLevel: "info"}); err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, b.node.Close(context.WithoutCancel(ctx))) }()
+	b.rt = b.node.Runtime()
+	_, err = b.node.Images().PullImage(ctx, &cri.PullImageRequest{Image: &cri.ImageSpec{Image: images.Busybox}})
+	if err != nil {
+		return fmt.Errorf("pull the container's image: %w", err)
+	}
+	for round := range b.rounds {
+		if err := b.floor(ctx, round); err != nil {
+			return fmt.Errorf("measure the floors: %w", err)
+		}
+		if err := b.berth(ctx, round); err != nil {
+			return fmt.Errorf("measure berth: %w", err)
+		}
+	}
+	b.print()
+	if err := b.memory(ctx); err != nil {
+		return err
+	}
+	return b.pull(ctx)
+}
+
+// timed runs do and keeps how long it took under name.
+func (b *bench) timed(name string, do func() error) error {
+	begin := time.Now()
+	if err := do(); err != nil {
+		return fmt.Errorf("%s: %w", name, err)
+	}
+	b.times[name] = append(b.times[name], time.Since(begin))
+	return nil
+}
+
+// pod is the configuration of a pod as the kubelet sends it.
+func (b *bench) pod(name string) *cri.PodSandboxConfig {
+	return &cri.PodSandboxConfig{
+		Metadata:     &cri.PodSandboxMetadata{Name: name, Namespace: "bench", Uid: name},
+		Hostname:     "bench",
+		LogDirectory: filepath.Join(b.node.LogDir(), name),
+		DnsConfig:    &cri.DNSConfig{Servers: []string{"10.96.0.10"}},
+		Linux: &cri.LinuxPodSandboxConfig{SecurityContext: &cri.LinuxSandboxSecurityContext{
+			NamespaceOptions: &cri.NamespaceOption{Pid: cri.NamespaceMode_CONTAINER},
+		}},
+	}
+}
+
+// container is an ordinary container's: default seccomp profile, memory limit.
+func container() *cri.ContainerConfig {
+	return &cri.ContainerConfig{
+		Metadata: &cri.ContainerMetadata{Name: "main"},
+		Image:    &cri.ImageSpec{Image: images.Busybox},
+		Command:  []string{"sleep", "100000"},
+		LogPath:  "main.log",
+		Linux: &cri.LinuxContainerConfig{
+			Resources: &cri.LinuxContainerResources{MemoryLimitInBytes: 64 << 20, CpuShares: 102},
+			SecurityContext: &cri.LinuxContainerSecurityContext{
+				NamespaceOptions: &cri.NamespaceOption{Pid: cri.NamespaceMode_CONTAINER},
+				Seccomp:          &cri.SecurityProfile{ProfileType: cri.SecurityProfile_RuntimeDefault},
+			},
+		},
+	}
+}
+
+// start runs a pod with one container and returns both ids.
+func (b *bench) start(ctx context.Context, name string) (pod, id string, err error) {
+	config := b.pod(name)
+	err = b.timed("RunPodSandbox", func() error {
+		res, err := b.rt.RunPodSandbox(ctx, &cri.RunPodSandboxRequest{Config: config})
+		pod = res.GetPodSandboxId()
+		return err
+	})
+	if err != nil {
+		return "", "", err
+	}
+	err = b.timed("CreateContainer", func() error {
+		res, err := b.rt.CreateContainer(ctx, &cri.CreateContainerRequest{PodSandboxId: pod, Config: container(), SandboxConfig: config})
+		id = res.GetContainerId()
+		return err
+	})
+	if err != nil {
+		return "", "", err
+	}
+	return pod, id, b.timed("StartContainer", func() error {
+		_, err := b.rt.StartContainer(ctx, &cri.StartContainerRequest{ContainerId: id})
+		return err
+	})
+}
+
+// berth is one pod's life, timed call by call.
+func (b *bench) berth(ctx context.Context, round int) error {
+	pod, id, err := b.start(ctx, fmt.Sprintf("pod%d", round))
+	if err != nil {
+		return err
+	}
+	calls := []struct {
+		name string
+		do   func() error
+	}{
+		{"ExecSync", func() error {
+			_, err := b.rt.ExecSync(ctx, &cri.ExecSyncRequest{ContainerId: id, Cmd: []string{"true"}})
+			return err
+		}},
+		{"ListContainers", func() error {
+			_, err := b.rt.ListContainers(ctx, &cri.ListContainersRequest{})
+			return err
+		}},
+		{"StopContainer", func() error {
+			// sleep as process 1 ignores SIGTERM; the floor kills it too.
+			_, err := b.rt.StopContainer(ctx, &cri.StopContainerRequest{ContainerId: id, Timeout: 0})
+			return err
+		}},
+		{"RemoveContainer", func() error {
+			_, err := b.rt.RemoveContainer(ctx, &cri.RemoveContainerRequest{ContainerId: id})
+			return err
+		}},
+		{"StopPodSandbox", func() error {
+			_, err := b.rt.StopPodSandbox(ctx, &cri.StopPodSandboxRequest{PodSandboxId: pod})
+			return err
+		}},
+		{"RemovePodSandbox", func() error {
+			_, err := b.rt.RemovePodSandbox(ctx, &cri.RemovePodSandboxRequest{PodSandboxId: pod})
+			return err
+		}},
+	}
+	for _, c := range calls {
+		if err := b.timed(c.name, c.do); err != nil {
+			return err
+		}
+	}
+	return nil
+}
