@@ -1,0 +1,196 @@
+package image
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"time"
+
+	"github.com/opencontainers/go-digest"
+
+	"berth/image/layer"
+)
+
+// staleLayerError: the only stored variants of a layer were settled for other
+// lower layers, so it has to be unpacked anew.
+type staleLayerError struct{ diffID string }
+
+func (e *staleLayerError) Error() string {
+	return fmt.Sprintf("layer %s was settled for other layers", e.diffID)
+}
+
+// commit settles the layers, bottom first, and records the image.
+func (r *run) commit() error {
+	s := r.store
+	s.change.Lock()
+	defer s.change.Unlock()
+	var used []*entry
+	defer func() {
+		for _, e := range used {
+			s.layers.release(e) // by now the image counts on them, or nobody
+		}
+	}()
+	diffIDs := r.image.RootFS.DiffIDs
+	for i, diffID := range diffIDs {
+		e, err := r.settle(diffID, used, slices.Contains(diffIDs[i+1:], diffID))
+		if err != nil {
+			return err
+		}
+		used = append(used, e)
+	}
+	numbers := make([]int, len(used))
+	for i, e := range used {
+		numbers[i] = e.n
+	}
+	return r.record(numbers)
+}
+
+// settle returns the variant of a layer that fits on lowers, counted once
+// more. again says that the layer is needed higher up too.
+func (r *run) settle(diffID digest.Digest, lowers []*entry, again bool) (*entry, error) {
+	s := r.store
+	base := r.have[diffID]
+	plan, err := base.meta.Needs.Plan(base.diff(), visible(lowers))
+	if err != nil {
+		return nil, err
+	}
+	want := layerKey{diffID, plan.Key()}
+	if e := s.layers.acquire(want); e != nil {
+		return e, nil
+	}
+	if base.key.variant != "" {
+		return nil, &staleLayerError{diffID.String()}
+	}
+	meta := base.meta
+	meta.Variant, meta.Durable, meta.Boot = want.variant, false, s.boot
+	dir, err := os.MkdirTemp(s.staging(), "settle-")
+	if err != nil {
+		return nil, fmt.Errorf("settle layer %s: %w", diffID, err)
+	}
+	e, err := r.makeVariant(base, dir, plan, meta, again || slices.Contains(lowers, base))
+	if err != nil {
+		s.discard(dir, err)
+		return nil, fmt.Errorf("settle layer %s: %w", diffID, err)
+	}
+	return e, nil
+}
+
+// makeVariant changes the pristine layer itself when nobody else needs it so,
+// else a copy.
+func (r *run) makeVariant(base *entry, dir string, plan *layer.Plan, meta layerMeta, shared bool) (*entry, error) {
+	s := r.store
+	diff := filepath.Join(dir, "diff")
+	if !shared && s.layers.rekey(base) {
+		delete(r.have, base.key.diffID)
+		if err := os.Rename(base.diff(), diff); err != nil {
+			return nil, err
+		}
+		s.trash.take(base.dir)
+	} else {
+		if err := os.Mkdir(diff, 0o755); err != nil {
+			return nil, err
+		}
+		if err := layer.Copy(base.diff(), diff); err != nil {
+			return nil, err
+		}
+	}
+	if err := plan.Apply(diff); err != nil {
+		return nil, err
+	}
+	usage, err := layer.Measure(diff)
+	if err != nil {
+		return nil, err
+	}
+	meta.Usage = usage
+	return s.layers.add(dir, meta)
+}
+
+// visible are the layers below as layer.Plan wants them: those under an opaque
+// root do not count.
+func visible(lowers []*entry) []layer.Lower {
+	var list []layer.Lower
+	for _, e := range lowers {
+		if e.meta.Opaque {
+			list = list[:0]
+		}
+		list = append(list, layer.Lower{Dir: e.diff(), ID: e.key.id()})
+	}
+	return list
+}
+
+// record stores manifests and config and writes the image into the records.
+// Called with change held.
+func (r *run) record(numbers []int) error {
+	s := r.store
+	img := s.images[r.id]
+	if img == nil {
+		img = &saved{}
+	} else {
+		img = img.clone()
+	}
+	before := img.Layers
+	if img.Removed || !slices.Equal(before, numbers) {
+		img.Layers = numbers
+	}
+	img.Removed, img.PulledAt = false, time.Now().UTC()
+	if err := r.storeBlobs(img); err != nil {
+		s.dropBlobs()
+		return err
+	}
+	for _, tag := range r.job.tags {
+		img.Tags = appendNew(img.Tags, tag)
+	}
+	if r.job.repository.named != nil {
+		for _, doc := range []document{r.docs[0], r.leaf()} {
+			img.Digests = appendNew(img.Digests, r.job.repository.withDigest(doc.digest))
+		}
+	}
+	next := s.images.with(r.id, img)
+	for _, tag := range r.job.tags {
+		next = next.takeTag(tag, r.id)
+	}
+	// Count the layers before anybody can see or remove the image.
+	s.layers.use(img.Layers)
+	config, known := s.configs[r.id], s.images[r.id] != nil
+	s.configs[r.id] = r.image
+	if err := s.commit(next); err != nil {
+		s.layers.unuse(img.Layers)
+		if !known {
+			delete(s.configs, r.id)
+			s.dropBlobs()
+		} else {
+			s.configs[r.id] = config
+		}
+		return err
+	}
+	s.layers.unuse(before)
+	return nil
+}
+
+func (r *run) storeBlobs(img *saved) error {
+	if err := r.store.blobs.Put(r.blobs.config.Digest, r.config); err != nil {
+		return err
+	}
+	for _, doc := range r.docs {
+		if err := r.store.blobs.Put(doc.digest, doc.data); err != nil {
+			return err
+		}
+		img.Blobs = appendNew(img.Blobs, doc.digest)
+	}
+	for d, file := range r.kept {
+		if err := r.store.blobs.Adopt(d, file); err != nil {
+			return err
+		}
+		delete(r.kept, d)
+		img.LayerBlobs = appendNew(img.LayerBlobs, d)
+	}
+	return nil
+}
+
+func appendNew[T comparable](list []T, item T) []T {
+	if slices.Contains(list, item) {
+		return list
+	}
+	return append(list, item)
+}

@@ -1,0 +1,163 @@
+// Package content keeps blobs by digest: manifests and configs, and whole
+// layers only when the store is told to keep them.
+//
+// It owns one directory, blobs/, with files sha256/<hex>. It does not know what
+// a blob means or who needs it: the caller removes what it no longer refers to.
+// A file that exists is complete (written aside, then renamed); after a power
+// cut it may be empty or torn all the same, since nothing is synced here, so
+// Get checks the digest.
+package content
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"github.com/opencontainers/go-digest"
+)
+
+// ErrNotFound means that there is no blob of that digest.
+var ErrNotFound = errors.New("blob not found")
+
+// ErrCorrupt means that a blob's bytes do not have its digest.
+var ErrCorrupt = errors.New("blob is corrupt")
+
+// Store is a directory of blobs. Its methods may be called at the same time.
+type Store struct{ dir string }
+
+// Open makes the directory when it is missing.
+func Open(dir string) (*Store, error) {
+	if err := os.MkdirAll(filepath.Join(dir, "sha256"), 0o700); err != nil {
+		return nil, fmt.Errorf("create blob directory: %w", err)
+	}
+	return &Store{dir: dir}, nil
+}
+
+// Path is where a blob is or would be.
+func (s *Store) Path(d digest.Digest) (string, error) {
+	if err := d.Validate(); err != nil {
+		return "", fmt.Errorf("blob %q: %w", d, err)
+	}
+	if d.Algorithm() != digest.SHA256 {
+		return "", fmt.Errorf("blob %q: only sha256 is supported", d)
+	}
+	return filepath.Join(s.dir, "sha256", d.Encoded()), nil
+}
+
+// Put stores data under its digest, which must match. Storing it again does
+// nothing.
+func (s *Store) Put(d digest.Digest, data []byte) error {
+	path, err := s.Path(d)
+	if err != nil {
+		return err
+	}
+	if digest.FromBytes(data) != d {
+		return fmt.Errorf("store blob %s: %w", d, ErrCorrupt)
+	}
+	if _, err := s.Get(d); err == nil {
+		return nil
+	}
+	f, err := os.CreateTemp(filepath.Dir(path), ".new-")
+	if err != nil {
+		return fmt.Errorf("store blob %s: %w", d, err)
+	}
+	_, err = f.Write(data)
+	if closeErr := f.Close(); err == nil {
+		err = closeErr
+	}
+	if err == nil {
+		err = os.Rename(f.Name(), path)
+	}
+	if err != nil {
+		os.Remove(f.Name())
+		return fmt.Errorf("store blob %s: %w", d, err)
+	}
+	return nil
+}
+
+// Adopt takes a finished file, whose digest the caller has checked, as a blob.
+// The file must be on the store's filesystem; it is gone from its old place.
+func (s *Store) Adopt(d digest.Digest, file string) error {
+	path, err := s.Path(d)
+	if err != nil {
+		return err
+	}
+	if err := os.Rename(file, path); err != nil {
+		return fmt.Errorf("store blob %s: %w", d, err)
+	}
+	return nil
+}
+
+// Get returns a blob after checking its digest. For small blobs.
+func (s *Store) Get(d digest.Digest) ([]byte, error) {
+	path, err := s.Path(d)
+	if err != nil {
+		return nil, err
+	}
+	data, err := os.ReadFile(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("%w: %s", ErrNotFound, d)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read blob %s: %w", d, err)
+	}
+	if digest.FromBytes(data) != d {
+		return nil, fmt.Errorf("%w: %s", ErrCorrupt, d)
+	}
+	return data, nil
+}
+
+// Reader opens a blob of any size. Its digest is the reader's to check.
+func (s *Store) Reader(d digest.Digest) (io.ReadCloser, int64, error) {
+	path, err := s.Path(d)
+	if err != nil {
+		return nil, 0, err
+	}
+	f, err := os.Open(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, 0, fmt.Errorf("%w: %s", ErrNotFound, d)
+	}
+	if err != nil {
+		return nil, 0, fmt.Errorf("open blob %s: %w", d, err)
+	}
+	st, err := f.Stat()
+	if err != nil {
+		f.Close()
+		return nil, 0, fmt.Errorf("open blob %s: %w", d, err)
+	}
+	return f, st.Size(), nil
+}
+
+// Remove deletes a blob; an absent one is success.
+func (s *Store) Remove(d digest.Digest) error {
+	path, err := s.Path(d)
+	if err != nil {
+		return err
+	}
+	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("remove blob %s: %w", d, err)
+	}
+	return nil
+}
+
+// Sweep removes every file that keep does not want, leftovers of broken writes
+// among them.
+func (s *Store) Sweep(keep func(digest.Digest) bool) error {
+	dir := filepath.Join(s.dir, "sha256")
+	list, err := os.ReadDir(dir)
+	if err != nil {
+		return fmt.Errorf("list blobs: %w", err)
+	}
+	for _, e := range list {
+		if d := digest.NewDigestFromEncoded(digest.SHA256, e.Name()); d.Validate() == nil && keep(d) {
+			continue
+		}
+		if err := os.Remove(filepath.Join(dir, e.Name())); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return fmt.Errorf("sweep blobs: %w", err)
+		}
+	}
+	return nil
+}

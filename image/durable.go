@@ -1,0 +1,86 @@
+package image
+
+import (
+	"os"
+	"path/filepath"
+	"sync"
+
+	"berth/image/layer"
+)
+
+// durability follows changes to the disk: sync the filesystem, then say so in
+// the layers' records and keep the image records' synced version. One round
+// covers every change made before it began.
+type durability struct {
+	store  *Store
+	wanted chan struct{}
+	stop   chan struct{}
+	done   chan struct{}
+	round  sync.Mutex // held during a round
+}
+
+func startDurability(s *Store) *durability {
+	d := &durability{store: s, wanted: make(chan struct{}, 1), stop: make(chan struct{}), done: make(chan struct{})}
+	go d.run()
+	if len(s.layers.pending()) > 0 {
+		d.kick()
+	}
+	return d
+}
+
+// kick asks for a round and does not wait for it.
+func (d *durability) kick() {
+	select {
+	case d.wanted <- struct{}{}:
+	default:
+	}
+}
+
+func (d *durability) run() {
+	defer close(d.done)
+	for {
+		select {
+		case <-d.stop:
+			return
+		case <-d.wanted:
+			// An error means "not durable yet": the next change tries again,
+			// and after a power cut the layers are pulled again.
+			_ = d.sync()
+		}
+	}
+}
+
+// sync does one round.
+func (d *durability) sync() error {
+	d.round.Lock()
+	defer d.round.Unlock()
+	root := d.store.opt.Root
+	pending := d.store.layers.pending()
+	next := filepath.Join(root, ".refs.synced")
+	os.Remove(next)
+	linkErr := os.Link(filepath.Join(root, refsFile), next)
+	if err := layer.SyncFS(root); err != nil {
+		return err
+	}
+	for _, e := range pending {
+		if err := d.store.layers.markDurable(e); err != nil {
+			return err
+		}
+	}
+	if linkErr != nil {
+		return linkErr
+	}
+	if err := os.Rename(next, filepath.Join(root, durableFile)); err != nil {
+		return err
+	}
+	os.Remove(next) // renaming one name of a file to another leaves both
+	d.store.change.Lock()
+	defer d.store.change.Unlock()
+	d.store.publish()
+	return nil
+}
+
+func (d *durability) close() {
+	close(d.stop)
+	<-d.done
+}

@@ -1,0 +1,201 @@
+package image
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/url"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"syscall"
+
+	"github.com/docker/distribution/registry/api/errcode"
+	"go.podman.io/image/v5/docker"
+	"go.podman.io/image/v5/signature"
+
+	"berth/image/layer"
+)
+
+// What callers tell apart. Every error of this package that has one of these
+// meanings is one of them for errors.Is.
+var (
+	// ErrNotFound: the image is not here, or the registry does not have it.
+	ErrNotFound = errors.New("image not found")
+	// ErrInvalidReference: not a name, digest or id.
+	ErrInvalidReference = errors.New("invalid image reference")
+	// ErrInvalidImage: what the registry or archive holds is refused:
+	// malformed, out of bounds, not for this platform, not matching its digest.
+	ErrInvalidImage = errors.New("invalid image")
+	// ErrNoSpace: the filesystem is full, or its inodes or a quota are used up.
+	ErrNoSpace = errors.New("no space left")
+	// ErrUnauthorized: the registry wants other credentials.
+	ErrUnauthorized = errors.New("registry refused the credentials")
+	// ErrRegistryUnavailable: no answer, or none that helps, for now.
+	ErrRegistryUnavailable = errors.New("registry unavailable")
+	// ErrSignature: the signature policy does not admit the image.
+	ErrSignature = errors.New("signature validation failed")
+	// ErrIdle: a registry stopped sending in the middle.
+	ErrIdle = fmt.Errorf("%w: no data", ErrRegistryUnavailable)
+)
+
+// Error is a failed pull or import. Its text names the image and holds no
+// credentials and no query strings.
+type Error struct {
+	Op, Image string
+	kind      error // a sentinel, or nil
+	text      string
+}
+
+func (e *Error) Error() string { return e.Op + " " + e.Image + ": " + e.text }
+
+// Unwrap gives the sentinel only: what lies below may print secrets.
+func (e *Error) Unwrap() error { return e.kind }
+
+// describe makes an Error of whatever went wrong. secrets are strings that
+// must not appear.
+func (s *Store) describe(op, image string, err error, secrets []string) error {
+	kind := classify(err)
+	text := err.Error()
+	if kind == ErrNoSpace {
+		text = fmt.Sprintf("filesystem %s is full: %s", mountPoint(s.opt.Root), text)
+	}
+	return &Error{Op: op, Image: image, kind: kind, text: redact(text, secrets)}
+}
+
+func classify(err error) error {
+	switch {
+	case errors.Is(err, context.Canceled):
+		return context.Canceled
+	case errors.Is(err, syscall.ENOSPC), errors.Is(err, syscall.EDQUOT):
+		return ErrNoSpace
+	case errors.Is(err, layer.ErrInvalid):
+		return ErrInvalidImage
+	}
+	for _, known := range []error{ErrNotFound, ErrInvalidReference, ErrInvalidImage, ErrNoSpace,
+		ErrUnauthorized, ErrRegistryUnavailable, ErrSignature} {
+		if errors.Is(err, known) {
+			return known
+		}
+	}
+	var policy signature.PolicyRequirementError
+	var badSignature signature.InvalidSignatureError
+	if errors.As(err, &policy) || errors.As(err, &badSignature) {
+		return ErrSignature
+	}
+	if kind := classifyHTTP(err); kind != nil {
+		return kind
+	}
+	if isNetwork(err) {
+		return ErrRegistryUnavailable
+	}
+	return nil
+}
+
+// classifyHTTP reads the registry's answer. Some of the library's types for it
+// are not exported, hence the look at the text.
+func classifyHTTP(err error) error {
+	if errors.As(err, new(docker.ErrUnauthorizedForCredentials)) {
+		return ErrUnauthorized
+	}
+	if errors.Is(err, docker.ErrTooManyRequests) {
+		return ErrRegistryUnavailable
+	}
+	var status docker.UnexpectedHTTPStatusError
+	if errors.As(err, &status) {
+		return classifyStatus(status.StatusCode)
+	}
+	var coder errcode.ErrorCoder
+	if errors.As(err, &coder) {
+		switch coder.ErrorCode() {
+		case errcode.ErrorCodeUnauthorized, errcode.ErrorCodeDenied:
+			return ErrUnauthorized
+		case errcode.ErrorCodeTooManyRequests, errcode.ErrorCodeUnavailable:
+			return ErrRegistryUnavailable
+		}
+		if kind := classifyStatus(coder.ErrorCode().Descriptor().HTTPStatusCode); kind != nil {
+			return kind
+		}
+	}
+	if m := statusText.FindStringSubmatch(err.Error()); m != nil {
+		var code int
+		fmt.Sscan(m[1], &code)
+		return classifyStatus(code)
+	}
+	return nil
+}
+
+var statusText = regexp.MustCompile(`StatusCode: (\d{3})|manifest unknown`)
+
+func classifyStatus(code int) error {
+	switch {
+	case code == http.StatusUnauthorized || code == http.StatusForbidden:
+		return ErrUnauthorized
+	case code == http.StatusNotFound:
+		return ErrNotFound
+	case code == http.StatusTooManyRequests || code >= 500:
+		return ErrRegistryUnavailable
+	}
+	return nil
+}
+
+func isNetwork(err error) bool {
+	var netErr net.Error
+	var opErr *net.OpError
+	var dns *net.DNSError
+	var urlErr *url.Error
+	switch {
+	case errors.As(err, &opErr), errors.As(err, &dns), errors.As(err, &netErr), errors.As(err, &urlErr):
+		return true
+	case errors.Is(err, syscall.ECONNREFUSED), errors.Is(err, syscall.ECONNRESET),
+		errors.Is(err, syscall.EPIPE), errors.Is(err, io.ErrUnexpectedEOF),
+		errors.Is(err, context.DeadlineExceeded):
+		return true
+	}
+	return false
+}
+
+var (
+	queryString = regexp.MustCompile(`(https?://[^\s"'?#]+)[?#][^\s"']*`)
+	userInfo    = regexp.MustCompile(`(https?://)[^\s"'/@]+@`)
+)
+
+// redact takes out what must not reach a log or a pod's events.
+func redact(text string, secrets []string) string {
+	text = queryString.ReplaceAllString(text, "$1")
+	text = userInfo.ReplaceAllString(text, "$1")
+	for _, secret := range secrets {
+		if secret != "" {
+			text = strings.ReplaceAll(text, secret, "[redacted]")
+		}
+	}
+	return text
+}
+
+// mountPoint is the root of the filesystem that holds path.
+func mountPoint(path string) string {
+	device := func(p string) (uint64, bool) {
+		st, err := os.Stat(p)
+		if err != nil {
+			return 0, false
+		}
+		sys, ok := st.Sys().(*syscall.Stat_t)
+		if !ok {
+			return 0, false
+		}
+		return uint64(sys.Dev), true
+	}
+	here, ok := device(path)
+	for ok && path != "/" {
+		above, ok := device(filepath.Dir(path))
+		if !ok || above != here {
+			break
+		}
+		path = filepath.Dir(path)
+	}
+	return path
+}

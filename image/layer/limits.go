@@ -1,0 +1,73 @@
+package layer
+
+import (
+	"path"
+	"strings"
+)
+
+// Limits bounds what one layer may ask for. The zero value means Defaults.
+type Limits struct {
+	Entries     int   // tar entries
+	PathBytes   int   // length of a whole name, and of a link target
+	Depth       int   // components in a name
+	XattrBytes  int   // names and values of one entry's extended attributes
+	SparseBytes int64 // logical size of all sparse files together
+}
+
+// Defaults are far above what real images need and far below what could hurt:
+// every entry costs memory or time in proportion to its own size on the wire,
+// but sparse files do not, hence their own bound.
+var Defaults = Limits{
+	Entries:     4_000_000,
+	PathBytes:   4095,
+	Depth:       512,
+	XattrBytes:  512 << 10,
+	SparseBytes: 64 << 30,
+}
+
+const maxComponent = 255
+
+// clean returns an entry's name as components joined by "/", "" for the root
+// itself. It refuses names that the kernel could not hold and names with "..".
+func (l Limits) clean(name string) (string, error) {
+	if len(name) > l.PathBytes {
+		return "", invalid(name, "name longer than %d bytes", l.PathBytes)
+	}
+	if strings.IndexByte(name, 0) >= 0 {
+		return "", invalid(name, "NUL in name")
+	}
+	depth := 0
+	for part := range strings.SplitSeq(name, "/") {
+		switch {
+		case part == "..":
+			return "", invalid(name, `".." in name`)
+		case len(part) > maxComponent:
+			return "", invalid(name, "a component is longer than %d bytes", maxComponent)
+		case part != "" && part != ".":
+			depth++
+		}
+	}
+	if depth > l.Depth {
+		return "", invalid(name, "more than %d directories deep", l.Depth)
+	}
+	return strings.TrimPrefix(path.Clean("/"+name), "/"), nil
+}
+
+// split returns the parent's name and the last component of a cleaned name.
+func split(name string) (dir, base string) {
+	dir, base = path.Split(name)
+	return strings.TrimSuffix(dir, "/"), base
+}
+
+// join is path.Join for cleaned names.
+func join(dir, base string) string {
+	if dir == "" {
+		return base
+	}
+	return dir + "/" + base
+}
+
+// within says whether name is dir or lies below it.
+func within(name, dir string) bool {
+	return dir == "" || name == dir || strings.HasPrefix(name, dir+"/")
+}

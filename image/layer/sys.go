@@ -1,0 +1,127 @@
+package layer
+
+import (
+	"fmt"
+	"os"
+	"strconv"
+
+	"golang.org/x/sys/unix"
+)
+
+const (
+	openDir  = unix.O_RDONLY | unix.O_DIRECTORY | unix.O_NOFOLLOW | unix.O_CLOEXEC
+	openFile = unix.O_WRONLY | unix.O_CREAT | unix.O_EXCL | unix.O_NOFOLLOW | unix.O_CLOEXEC
+
+	xattrOpaque  = "trusted.overlay.opaque"
+	overlayXattr = "trusted.overlay."
+)
+
+// isWhiteout says whether st is overlay's mark for "deleted".
+func isWhiteout(st *unix.Stat_t) bool {
+	return st.Mode&unix.S_IFMT == unix.S_IFCHR && st.Rdev == 0
+}
+
+func isDir(st *unix.Stat_t) bool     { return st.Mode&unix.S_IFMT == unix.S_IFDIR }
+func isSymlink(st *unix.Stat_t) bool { return st.Mode&unix.S_IFMT == unix.S_IFLNK }
+
+// lstatAt is fstatat without following a symlink.
+func lstatAt(dir int, name string) (*unix.Stat_t, error) {
+	var st unix.Stat_t
+	if err := unix.Fstatat(dir, name, &st, unix.AT_SYMLINK_NOFOLLOW); err != nil {
+		return nil, err
+	}
+	return &st, nil
+}
+
+func readlinkAt(dir int, name string) (string, error) {
+	buf := make([]byte, 4096)
+	n, err := unix.Readlinkat(dir, name, buf)
+	if err != nil {
+		return "", err
+	}
+	return string(buf[:n]), nil
+}
+
+// procPath names dir/name for calls that have no *at form (extended
+// attributes of things that cannot be opened). The last component is not
+// followed by the l* calls, and dir is an open directory, so the path is safe.
+func procPath(dir int, name string) string {
+	return "/proc/self/fd/" + strconv.Itoa(dir) + "/" + name
+}
+
+// names lists the directory behind fd, unsorted.
+func names(fd int) ([]string, error) {
+	if _, err := unix.Seek(fd, 0, 0); err != nil {
+		return nil, err
+	}
+	buf := make([]byte, 32<<10)
+	var list []string
+	for {
+		n, err := unix.ReadDirent(fd, buf)
+		if err == unix.EINTR {
+			continue
+		}
+		if err != nil || n <= 0 {
+			return list, err
+		}
+		_, _, list = unix.ParseDirent(buf[:n], -1, list)
+	}
+}
+
+// removeAt removes name below the open directory dir, whatever it is.
+func removeAt(dir int, name string) error {
+	err := unix.Unlinkat(dir, name, 0)
+	if err != unix.EISDIR && err != unix.EPERM {
+		return err
+	}
+	fd, err := unix.Openat(dir, name, openDir, 0)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
+	list, err := names(fd)
+	if err != nil {
+		return err
+	}
+	for _, n := range list {
+		if err := removeAt(fd, n); err != nil {
+			return err
+		}
+	}
+	return unix.Unlinkat(dir, name, unix.AT_REMOVEDIR)
+}
+
+// openRoot opens the directory that everything else is resolved from.
+func openRoot(dir string) (int, error) {
+	fd, err := unix.Open(dir, openDir, 0)
+	if err != nil {
+		return -1, &os.PathError{Op: "open", Path: dir, Err: err}
+	}
+	return fd, nil
+}
+
+// openBeneath opens a directory by its resolved name. Resolved names hold no
+// symlinks; the kernel is told to insist on it.
+func openBeneath(root int, name string) (int, error) {
+	if name == "" {
+		name = "."
+	}
+	return unix.Openat2(root, name, &unix.OpenHow{
+		Flags:   unix.O_RDONLY | unix.O_DIRECTORY | unix.O_CLOEXEC,
+		Resolve: unix.RESOLVE_BENEATH | unix.RESOLVE_NO_SYMLINKS,
+	})
+}
+
+// SyncFS writes back the filesystem that holds dir. It blocks until the disk
+// has everything that was written before the call.
+func SyncFS(dir string) error {
+	f, err := os.Open(dir)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	if err := unix.Syncfs(int(f.Fd())); err != nil {
+		return fmt.Errorf("syncfs %s: %w", dir, err)
+	}
+	return nil
+}

@@ -1,0 +1,68 @@
+package layer
+
+import (
+	"archive/tar"
+	"errors"
+	"slices"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+const paxXattr = "SCHILY.xattr."
+
+// setXattrs gives every extended attribute of an entry to set, sorted.
+func setXattrs(h *tar.Header, set func(key string, value []byte) error) error {
+	var keys []string
+	total := 0
+	for key, value := range h.PAXRecords {
+		if name, ok := strings.CutPrefix(key, paxXattr); ok {
+			if total += len(name) + len(value); total > Defaults.XattrBytes {
+				return invalid(h.Name, "extended attributes of more than %d bytes", Defaults.XattrBytes)
+			}
+			if !dropped(name) {
+				keys = append(keys, name)
+			}
+		}
+	}
+	slices.Sort(keys)
+	for _, key := range keys {
+		err := set(key, []byte(h.PAXRecords[paxXattr+key]))
+		if err != nil && !bearable(h, key, err) {
+			return xattrError(h, key, err)
+		}
+	}
+	return nil
+}
+
+// dropped are attributes that steer the host instead of describing the file:
+// overlay's own notation (an image could fake deletions, redirects and
+// metadata-only copies with it) and labels of the machine the image was built on.
+func dropped(key string) bool {
+	return strings.HasPrefix(key, overlayXattr) || strings.HasPrefix(key, "user.overlay.") ||
+		key == "security.selinux" || key == "security.ima" || key == "security.evm"
+}
+
+// bearable: an attribute that this filesystem or kind of file cannot carry.
+// File capabilities are never given up in silence, the program would fail.
+func bearable(h *tar.Header, key string, err error) bool {
+	if key == "security.capability" {
+		return false
+	}
+	if errors.Is(err, unix.ENOTSUP) {
+		return true
+	}
+	// user.* exists on files and directories only.
+	return errors.Is(err, unix.EPERM) && strings.HasPrefix(key, "user.") && h.Typeflag != tar.TypeReg
+}
+
+// xattrError keeps "the attributes do not fit into the inode", which ext4
+// reports as ENOSPC, apart from a full disk.
+func xattrError(h *tar.Header, key string, err error) error {
+	switch {
+	case errors.Is(err, unix.ENOSPC), errors.Is(err, unix.E2BIG), errors.Is(err, unix.ERANGE), errors.Is(err, unix.EINVAL):
+		return invalid(h.Name, "extended attribute %q of %d bytes cannot be stored: %v",
+			key, len(h.PAXRecords[paxXattr+key]), err)
+	}
+	return failed("set attribute "+key+" of", h.Name, err)
+}

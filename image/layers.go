@@ -1,0 +1,321 @@
+package image
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"sync"
+
+	"github.com/opencontainers/go-digest"
+
+	"berth/image/layer"
+)
+
+// layerMeta is layer.json.
+type layerMeta struct {
+	Version int           `json:"version"`
+	DiffID  digest.Digest `json:"diffID"`
+	Variant string        `json:"variant,omitempty"` // layer.Plan.Key; "" is pristine
+	Boot    string        `json:"boot"`              // boot id of when it was unpacked
+	Durable bool          `json:"durable,omitempty"` // surely on disk
+	Usage   layer.Usage   `json:"usage"`             // of diff/
+	Needs   layer.Needs   `json:"needs"`
+	Opaque  bool          `json:"opaque,omitempty"` // hides all layers below
+}
+
+const layerVersion = 1
+
+// layerKey is what a stored layer is found by.
+type layerKey struct {
+	diffID  digest.Digest
+	variant string
+}
+
+// entry is a stored layer.
+type entry struct {
+	n    int
+	dir  string // layers/<n>
+	key  layerKey
+	meta layerMeta   // guarded by layers.mu
+	own  layer.Usage // what layers/<n> and layer.json take themselves; guarded by layers.mu
+	refs int         // images and running pulls that need it; guarded by layers.mu
+}
+
+func (e *entry) diff() string { return filepath.Join(e.dir, "diff") }
+
+// id tells the content of one stored layer from that of any other.
+func (k layerKey) id() string { return k.diffID.String() + "+" + k.variant }
+
+// layers are the stored layers. A layer is there as long as somebody counts
+// on it: when the last reference goes it is renamed into the trash.
+type layers struct {
+	dir   string
+	trash *trash
+
+	mu    sync.Mutex
+	byKey map[layerKey]*entry
+	byN   map[int]*entry
+	next  int
+}
+
+// loadLayers reads layers/. What is torn or not durable from another boot goes
+// to the trash.
+func loadLayers(dir, boot string, t *trash) (*layers, error) {
+	l := &layers{dir: dir, trash: t, byKey: map[layerKey]*entry{}, byN: map[int]*entry{}, next: 1}
+	list, err := os.ReadDir(dir)
+	if err != nil {
+		return nil, fmt.Errorf("list layers: %w", err)
+	}
+	for _, item := range list {
+		path := filepath.Join(dir, item.Name())
+		n, err := strconv.Atoi(item.Name())
+		if err != nil || n < 1 {
+			t.take(path)
+			continue
+		}
+		l.next = max(l.next, n+1)
+		meta, err := readMeta(path)
+		key := layerKey{meta.DiffID, meta.Variant}
+		if err != nil || !meta.Durable && meta.Boot != boot || l.byKey[key] != nil {
+			t.take(path)
+			continue
+		}
+		e := &entry{n: n, dir: path, key: key, meta: meta, own: ownUsage(path)}
+		l.byKey[key], l.byN[n] = e, e
+	}
+	return l, nil
+}
+
+func readMeta(dir string) (layerMeta, error) {
+	var meta layerMeta
+	data, err := os.ReadFile(filepath.Join(dir, "layer.json"))
+	if err != nil {
+		return meta, err
+	}
+	if err := json.Unmarshal(data, &meta); err != nil {
+		return meta, err
+	}
+	if meta.Version != layerVersion || meta.DiffID.Validate() != nil {
+		return meta, errors.New("not a layer record")
+	}
+	if st, err := os.Stat(filepath.Join(dir, "diff")); err != nil || !st.IsDir() {
+		return meta, errors.New("no diff directory")
+	}
+	return meta, nil
+}
+
+func writeMeta(dir string, meta layerMeta) error {
+	data, err := json.Marshal(meta)
+	if err != nil {
+		return err
+	}
+	return writeFile(filepath.Join(dir, "layer.json"), data)
+}
+
+// ownUsage is what a layer takes beside its diff directory.
+func ownUsage(dir string) layer.Usage {
+	return layer.UsageOf(dir).Add(layer.UsageOf(filepath.Join(dir, "layer.json")))
+}
+
+// entries are the layers of an image, which must all be there.
+func (l *layers) entries(numbers []int) []*entry {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	list := make([]*entry, 0, len(numbers))
+	for _, n := range numbers {
+		list = append(list, l.byN[n])
+	}
+	return list
+}
+
+// use counts an image as a user of its layers.
+func (l *layers) use(numbers []int) {
+	for _, e := range l.entries(distinct(numbers)) {
+		l.again(e)
+	}
+}
+
+// unuse undoes use.
+func (l *layers) unuse(numbers []int) {
+	for _, e := range l.entries(distinct(numbers)) {
+		l.release(e)
+	}
+}
+
+// sizeOf sums up the layers of an image, each once.
+func (l *layers) sizeOf(numbers []int) uint64 {
+	var size uint64
+	list := l.entries(distinct(numbers))
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, e := range list {
+		size += e.meta.Usage.Bytes
+	}
+	return size
+}
+
+func distinct(numbers []int) []int {
+	d := slices.Clone(numbers)
+	slices.Sort(d)
+	return slices.Compact(d)
+}
+
+// acquire counts one more user of a layer, nil when it is not stored.
+func (l *layers) acquire(key layerKey) *entry {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	e := l.byKey[key]
+	if e != nil {
+		e.refs++
+	}
+	return e
+}
+
+// acquireAny is acquire for any variant, the pristine one first.
+func (l *layers) acquireAny(d digest.Digest) *entry {
+	if e := l.acquire(layerKey{diffID: d}); e != nil {
+		return e
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for key, e := range l.byKey {
+		if key.diffID == d {
+			e.refs++
+			return e
+		}
+	}
+	return nil
+}
+
+// again counts one more user of a layer that the caller already counts on.
+func (l *layers) again(e *entry) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	e.refs++
+}
+
+// release undoes acquire. The last one out takes the layer away.
+func (l *layers) release(e *entry) {
+	l.mu.Lock()
+	e.refs--
+	last := e.refs <= 0 && l.byN[e.n] == e
+	if last {
+		l.drop(e)
+	}
+	l.mu.Unlock()
+	if last {
+		l.trash.take(e.dir)
+	}
+}
+
+// drop takes a layer out of the tables. Called with mu held.
+func (l *layers) drop(e *entry) {
+	delete(l.byN, e.n)
+	if l.byKey[e.key] == e {
+		delete(l.byKey, e.key)
+	}
+}
+
+// add moves a finished layer from staging into place and returns it with one
+// user. When somebody was faster with the same layer, that one is returned and
+// the staged one goes to the trash.
+func (l *layers) add(staged string, meta layerMeta) (*entry, error) {
+	key := layerKey{meta.DiffID, meta.Variant}
+	if err := writeMeta(staged, meta); err != nil {
+		return nil, fmt.Errorf("record layer %s: %w", meta.DiffID, err)
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if e := l.byKey[key]; e != nil {
+		e.refs++
+		l.trash.take(staged)
+		return e, nil
+	}
+	e := &entry{n: l.next, dir: filepath.Join(l.dir, strconv.Itoa(l.next)), key: key, meta: meta, own: ownUsage(staged), refs: 1}
+	if err := os.Rename(staged, e.dir); err != nil {
+		return nil, fmt.Errorf("put layer %s into place: %w", meta.DiffID, err)
+	}
+	l.next++
+	l.byKey[key], l.byN[e.n] = e, e
+	return e, nil
+}
+
+// rekey turns a layer that only the caller uses into another variant, so that
+// it can be settled in place. It reports false when somebody else counts on
+// the layer as it is. From then on the layer is the caller's alone, until add.
+func (l *layers) rekey(e *entry) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if e.refs != 1 || l.byN[e.n] != e {
+		return false
+	}
+	l.drop(e)
+	return true
+}
+
+// usage sums up all layers.
+func (l *layers) usage() layer.Usage {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	var u layer.Usage
+	for _, e := range l.byN {
+		u = u.Add(e.meta.Usage).Add(e.own)
+	}
+	return u
+}
+
+// pending lists the layers that are not marked durable.
+func (l *layers) pending() []*entry {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	var list []*entry
+	for _, e := range l.byN {
+		if !e.meta.Durable {
+			list = append(list, e)
+		}
+	}
+	return list
+}
+
+// markDurable is called after the filesystem was synced. The count is taken
+// again: only now does the filesystem know every block.
+func (l *layers) markDurable(e *entry) error {
+	l.mu.Lock()
+	meta := e.meta
+	l.mu.Unlock()
+	if usage, err := layer.Measure(e.diff()); err == nil {
+		meta.Usage = usage
+	}
+	meta.Durable = true
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.byN[e.n] != e {
+		return nil // removed meanwhile
+	}
+	if err := writeMeta(e.dir, meta); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("mark layer %s durable: %w", meta.DiffID, err)
+	}
+	e.meta = meta
+	return nil
+}
+
+// sweep removes the layers that nobody uses. Called at start.
+func (l *layers) sweep() {
+	l.mu.Lock()
+	var unused []*entry
+	for _, e := range l.byN {
+		if e.refs == 0 {
+			l.drop(e)
+			unused = append(unused, e)
+		}
+	}
+	l.mu.Unlock()
+	for _, e := range unused {
+		l.trash.take(e.dir)
+	}
+}

@@ -1,0 +1,186 @@
+package image
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/opencontainers/go-digest"
+	ispec "github.com/opencontainers/image-spec/specs-go/v1"
+)
+
+// Record is what is known of one image. It is never changed once it is given
+// out; a change of the image makes another.
+type Record struct {
+	ID          string   // "sha256:" and the config's digest
+	RepoTags    []string // full names with tag, sorted
+	RepoDigests []string // repo@digest: as asked for first, then as found
+	// Size is what the image takes on disk, in bytes: its layers unpacked
+	// (each once, shared with other images or not), manifests and config.
+	// It is what removing the image can free, which is what callers ask for.
+	Size     uint64
+	Config   ispec.Image
+	Pinned   bool
+	Layers   []string // diff directories, absolute, bottom first, as to be mounted
+	PulledAt time.Time
+}
+
+// saved is an image in refs.json.
+type saved struct {
+	Tags    []string        `json:"tags,omitempty"`
+	Digests []string        `json:"digests,omitempty"`
+	Blobs   []digest.Digest `json:"blobs"`  // manifests; the config is the image's id
+	Layers  []int           `json:"layers"` // bottom first, one per diffID of the config
+	// LayerBlobs are the layers as they were fetched, when those are kept.
+	LayerBlobs []digest.Digest `json:"layerBlobs,omitempty"`
+	PulledAt   time.Time       `json:"pulledAt"`
+	// Removed images are invisible; they are kept for containers that hold them.
+	Removed bool `json:"removed,omitempty"`
+}
+
+func (s *saved) clone() *saved {
+	c := *s
+	c.Tags = slices.Clone(s.Tags)
+	c.Digests = slices.Clone(s.Digests)
+	c.Blobs = slices.Clone(s.Blobs)
+	return &c
+}
+
+// images is the content of refs.json. It is replaced, never changed.
+type images map[string]*saved
+
+// with returns a copy to change; records in it are still shared.
+func (m images) with(id string, s *saved) images {
+	c := maps.Clone(m)
+	if s == nil {
+		delete(c, id)
+	} else {
+		c[id] = s
+	}
+	return c
+}
+
+// takeTag removes a tag from the image that has it, unless that is keep.
+func (m images) takeTag(tag, keep string) images {
+	for id, s := range m {
+		if id != keep && slices.Contains(s.Tags, tag) {
+			c := s.clone()
+			c.Tags = slices.DeleteFunc(c.Tags, func(t string) bool { return t == tag })
+			m = m.with(id, c)
+		}
+	}
+	return m
+}
+
+const (
+	refsFile    = "refs.json"
+	durableFile = "refs.durable.json"
+	refsVersion = 1
+)
+
+// refs.json: the images and a checksum over them, so that a torn file is
+// known for one.
+type refs struct {
+	Version int             `json:"version"`
+	Sum     string          `json:"sum"`
+	Images  json.RawMessage `json:"images"`
+}
+
+func encodeImages(m images) ([]byte, error) {
+	raw, err := json.Marshal(m)
+	if err != nil {
+		return nil, err
+	}
+	sum := sha256.Sum256(raw)
+	return json.Marshal(refs{Version: refsVersion, Sum: hex.EncodeToString(sum[:]), Images: raw})
+}
+
+func decodeImages(data []byte) (images, error) {
+	var r refs
+	if err := json.Unmarshal(data, &r); err != nil {
+		return nil, err
+	}
+	if r.Version != refsVersion {
+		return nil, fmt.Errorf("version %d is not known, this build knows %d", r.Version, refsVersion)
+	}
+	if sum := sha256.Sum256(r.Images); hex.EncodeToString(sum[:]) != r.Sum {
+		return nil, errors.New("checksum does not match")
+	}
+	var m images
+	if err := json.Unmarshal(r.Images, &m); err != nil {
+		return nil, err
+	}
+	for id, s := range m {
+		if s == nil || digest.Digest(id).Validate() != nil {
+			return nil, fmt.Errorf("image %q is not one", id)
+		}
+	}
+	return m, nil
+}
+
+// saveImages replaces refs.json without waiting for the disk.
+func saveImages(root string, m images) error {
+	data, err := encodeImages(m)
+	if err != nil {
+		return fmt.Errorf("encode image records: %w", err)
+	}
+	err = writeFile(filepath.Join(root, refsFile), data)
+	if err != nil {
+		return fmt.Errorf("save image records: %w", err)
+	}
+	return nil
+}
+
+// writeFile replaces a file in one step. Not synced: see the package comment.
+func writeFile(path string, data []byte) error {
+	f, err := os.CreateTemp(filepath.Dir(path), ".new-")
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(data)
+	if closeErr := f.Close(); err == nil {
+		err = closeErr
+	}
+	if err == nil {
+		err = os.Rename(f.Name(), path)
+	}
+	if err != nil {
+		os.Remove(f.Name())
+	}
+	return err
+}
+
+// loadImages reads the records. After a power cut refs.json may be torn; then
+// the last version that was surely written counts. None at all: no images.
+func loadImages(root string) (images, error) {
+	var problems []string
+	for _, file := range []string{refsFile, durableFile} {
+		data, err := os.ReadFile(filepath.Join(root, file))
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			return nil, fmt.Errorf("read image records: %w", err)
+		}
+		m, err := decodeImages(data)
+		if err == nil {
+			return m, nil
+		}
+		problems = append(problems, fmt.Sprintf("%s: %v", file, err))
+	}
+	for _, p := range problems {
+		if strings.Contains(p, "is not known") {
+			return nil, fmt.Errorf("read image records: %s", p)
+		}
+	}
+	return images{}, nil
+}

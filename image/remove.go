@@ -1,0 +1,125 @@
+package image
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"syscall"
+)
+
+// Remove takes an image away, whichever of its names or ids is given: all its
+// names go and the image with them. ErrNotFound when there is none. Layers
+// that other images need stay; so do those that a container holds, until
+// Release. It returns at once: files are deleted behind.
+func (s *Store) Remove(ctx context.Context, ref string) error {
+	r, err := s.Resolve(ref)
+	if err != nil {
+		return fmt.Errorf("remove image: %w", err)
+	}
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	s.change.Lock()
+	defer s.change.Unlock()
+	img := s.images[r.ID]
+	if img == nil || img.Removed {
+		return fmt.Errorf("remove image: %w: %s", ErrNotFound, ref)
+	}
+	if s.heldBy()[r.ID] {
+		gone := img.clone()
+		gone.Tags, gone.Digests, gone.Removed = nil, nil, true
+		return s.commit(s.images.with(r.ID, gone))
+	}
+	return s.forget(r.ID)
+}
+
+// forget deletes an image for good. Called with change held.
+func (s *Store) forget(id string) error {
+	img := s.images[id]
+	err := s.commit(s.images.with(id, nil))
+	full := errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT)
+	if err != nil && !full {
+		return err
+	}
+	if full {
+		// Not even the records can be written. Free the layers first: records
+		// whose layers are missing are dropped at the next start.
+		s.images = s.images.with(id, nil)
+		s.publish()
+	}
+	delete(s.configs, id)
+	s.layers.unuse(img.Layers)
+	s.dropBlobs()
+	if full {
+		s.trash.wait(s.life)
+		return s.commit(s.images)
+	}
+	s.publish()
+	return nil
+}
+
+// dropBlobs removes the blobs that no image refers to. A blob that stays by
+// mistake costs a few kilobytes until the next start.
+func (s *Store) dropBlobs() {
+	_ = s.blobs.Sweep(s.wantsBlob)
+}
+
+// commit saves new records and makes them visible. Called with change held.
+func (s *Store) commit(m images) error {
+	if err := saveImages(s.opt.Root, m); err != nil {
+		return err
+	}
+	s.images = m
+	s.publish()
+	s.durable.kick()
+	return nil
+}
+
+// Hold keeps an image's layers for a container, also when the image is
+// removed. Idempotent. An image that is not known is nobody's to hold: nothing
+// happens. Holds are not stored: after a restart the caller repeats them, then
+// calls Sweep.
+func (s *Store) Hold(id, holder string) {
+	s.change.Lock()
+	defer s.change.Unlock()
+	if s.images[id] == nil {
+		return
+	}
+	if s.holders[holder] == nil {
+		s.holders[holder] = map[string]bool{}
+	}
+	s.holders[holder][id] = true
+}
+
+// Release ends all of a container's holds. Images that were removed meanwhile
+// go. Idempotent.
+func (s *Store) Release(holder string) {
+	s.change.Lock()
+	defer s.change.Unlock()
+	if s.holders[holder] == nil {
+		return
+	}
+	delete(s.holders, holder)
+	_ = s.sweep() // what stays by an error goes at the next Sweep
+}
+
+// Sweep removes the images that were removed while they were held and that
+// nobody holds any more. To be called once after a restart, when every
+// container has repeated its Hold.
+func (s *Store) Sweep() error {
+	s.change.Lock()
+	defer s.change.Unlock()
+	return s.sweep()
+}
+
+func (s *Store) sweep() error {
+	held := s.heldBy()
+	for id, img := range s.images {
+		if img.Removed && !held[id] {
+			if err := s.forget(id); err != nil {
+				return fmt.Errorf("sweep removed images: %w", err)
+			}
+		}
+	}
+	return nil
+}

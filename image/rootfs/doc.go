@@ -1,0 +1,15 @@
+// Package rootfs makes the root filesystem of a container: an overlay mount of
+// an image's layers and a writable directory.
+//
+// It owns the mount and how its options reach the kernel. It does not own the
+// layers, and it decides nothing about what a container sees inside.
+//
+// Terms: lower, one read-only layer; upper, the container's own changes; work,
+// overlay's scratch space on the same filesystem as upper.
+//
+// Mounts are volatile: the kernel does not write the upper directory back when
+// a container syncs or when the mount goes away. Nothing is lost by it that
+// was kept before: no container survives a power cut, and its upper directory
+// is removed with it, so fsync inside a container's own layer would only cost
+// time, and unmounting would wait for the disk.
+package rootfs

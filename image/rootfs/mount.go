@@ -1,0 +1,173 @@
+package rootfs
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+
+	"golang.org/x/sys/unix"
+
+	"berth/image/layer"
+)
+
+// MaxLayers is the number of different layers that the kernel can stack.
+const MaxLayers = 500
+
+// ErrTooManyLayers means that an image has more layers than MaxLayers.
+var ErrTooManyLayers = errors.New("too many layers")
+
+// Mount says what to mount where. All paths are absolute.
+type Mount struct {
+	Target string   // made by Create, removed by Unmount
+	Upper  string   // made when missing; removed by the caller
+	Work   string   // likewise; on the filesystem of Upper
+	Layers []string // diff directories, bottom first; may repeat, may be none
+}
+
+// Create makes the directories and mounts. On error nothing is mounted;
+// directories may have been made. It is not idempotent: mounting twice stacks.
+func Create(m Mount) error {
+	for _, dir := range []string{m.Target, m.Upper, m.Work} {
+		if err := os.MkdirAll(dir, 0o700); err != nil {
+			return fmt.Errorf("create rootfs directory: %w", err)
+		}
+	}
+	lowers, err := m.lowers()
+	if err != nil {
+		return err
+	}
+	if err := layer.RootLooks(m.Upper, lowers); err != nil {
+		return fmt.Errorf("set looks of root directory %s: %w", m.Upper, err)
+	}
+	if err := mountNew(m, lowers); err == nil || !errors.Is(err, errUnsupported) {
+		return wrap(m, err)
+	}
+	return wrap(m, mountOld(m, lowers))
+}
+
+func wrap(m Mount, err error) error {
+	if err != nil {
+		return fmt.Errorf("mount rootfs %s of %d layers: %w", m.Target, len(m.Layers), err)
+	}
+	return nil
+}
+
+// lowers are the layers to stack, bottom first. Overlay refuses the same
+// directory twice, and need not be given it: whatever a layer holds or hides
+// is decided by its topmost occurrence, so occurrences below it show nothing.
+func (m Mount) lowers() ([]string, error) {
+	seen := map[string]bool{}
+	var reversed []string
+	for i := len(m.Layers) - 1; i >= 0; i-- {
+		if dir := m.Layers[i]; !seen[dir] {
+			seen[dir] = true
+			reversed = append(reversed, dir)
+		}
+	}
+	if len(reversed) > MaxLayers {
+		return nil, fmt.Errorf("%w: %d, the kernel stacks at most %d", ErrTooManyLayers, len(reversed), MaxLayers)
+	}
+	if len(reversed) == 0 {
+		// An image without layers: overlay still wants a lower directory.
+		empty := filepath.Join(filepath.Dir(m.Work), "empty")
+		if err := os.MkdirAll(empty, 0o755); err != nil {
+			return nil, fmt.Errorf("create rootfs directory: %w", err)
+		}
+		reversed = append(reversed, empty)
+	}
+	lowers := make([]string, 0, len(reversed))
+	for i := len(reversed) - 1; i >= 0; i-- {
+		lowers = append(lowers, reversed[i])
+	}
+	return lowers, nil
+}
+
+// errUnsupported: the kernel lacks "lowerdir+" (before 6.5).
+var errUnsupported = errors.New("overlay without lowerdir+")
+
+// mountNew gives the layers one by one through the mount API, which has no
+// limit on their total length.
+func mountNew(m Mount, lowers []string) error {
+	fd, err := unix.Fsopen("overlay", unix.FSOPEN_CLOEXEC)
+	if err == unix.ENOSYS {
+		return errUnsupported
+	}
+	if err != nil {
+		return fmt.Errorf("open overlay: %w", err)
+	}
+	defer unix.Close(fd)
+	names := shortNames{}
+	defer names.close()
+	for i := len(lowers) - 1; i >= 0; i-- {
+		err := names.set(fd, "lowerdir+", lowers[i])
+		if err == unix.EINVAL && i == len(lowers)-1 {
+			return errUnsupported
+		}
+		if err != nil {
+			return fmt.Errorf("add layer %s: %w", lowers[i], explain(fd, err))
+		}
+	}
+	if err := names.set(fd, "upperdir", m.Upper); err != nil {
+		return fmt.Errorf("set upper directory %s: %w", m.Upper, explain(fd, err))
+	}
+	if err := names.set(fd, "workdir", m.Work); err != nil {
+		return fmt.Errorf("set work directory %s: %w", m.Work, explain(fd, err))
+	}
+	for _, option := range []struct{ key, value string }{{"source", "overlay"}, {"index", "off"}} {
+		if err := unix.FsconfigSetString(fd, option.key, option.value); err != nil {
+			return fmt.Errorf("set %s=%s: %w", option.key, option.value, explain(fd, err))
+		}
+	}
+	if err := unix.FsconfigSetFlag(fd, "volatile"); err != nil {
+		return fmt.Errorf("set volatile: %w", explain(fd, err))
+	}
+	if err := unix.FsconfigCreate(fd); err != nil {
+		return fmt.Errorf("create overlay: %w", explain(fd, err))
+	}
+	mount, err := unix.Fsmount(fd, unix.FSMOUNT_CLOEXEC, 0)
+	if err != nil {
+		return fmt.Errorf("create overlay: %w", explain(fd, err))
+	}
+	defer unix.Close(mount)
+	if err := unix.MoveMount(mount, "", unix.AT_FDCWD, m.Target, unix.MOVE_MOUNT_F_EMPTY_PATH); err != nil {
+		return fmt.Errorf("attach overlay: %w", err)
+	}
+	return nil
+}
+
+// maxValue is the longest string that fsconfig takes.
+const maxValue = 255
+
+// shortNames sets path options whatever the paths' length: a long one is
+// opened and named by its descriptor.
+type shortNames struct{ fds []int }
+
+func (s *shortNames) set(fd int, key, path string) error {
+	if len(path) > maxValue {
+		dir, err := unix.Open(path, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+		if err != nil {
+			return err
+		}
+		s.fds = append(s.fds, dir)
+		path = "/proc/self/fd/" + strconv.Itoa(dir)
+	}
+	return unix.FsconfigSetString(fd, key, path)
+}
+
+func (s *shortNames) close() {
+	for _, fd := range s.fds {
+		unix.Close(fd)
+	}
+}
+
+// explain adds what the kernel said to the mount's log.
+func explain(fd int, err error) error {
+	buf := make([]byte, 1024)
+	n, readErr := unix.Read(fd, buf)
+	if readErr != nil || n < 3 {
+		return err
+	}
+	return fmt.Errorf("%w (%s)", err, buf[2:n]) // "e " or "w " stand before the text
+}

@@ -1,0 +1,67 @@
+package rootfs
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// mountOld is for kernels that take all layers in one option string of less
+// than a page: every directory gets a link of one or two characters in a
+// scratch directory, and a thread that lives for this call only uses it as
+// its working directory.
+func mountOld(m Mount, lowers []string) error {
+	scratch, err := os.MkdirTemp(filepath.Dir(m.Work), "links-")
+	if err != nil {
+		return fmt.Errorf("create scratch directory: %w", err)
+	}
+	defer os.RemoveAll(scratch)
+	link := func(name, path string) error {
+		if err := os.Symlink(path, filepath.Join(scratch, name)); err != nil {
+			return fmt.Errorf("shorten %s: %w", path, err)
+		}
+		return nil
+	}
+	short := make([]string, 0, len(lowers))
+	for i := len(lowers) - 1; i >= 0; i-- {
+		name := strconv.FormatInt(int64(len(short)), 36)
+		if err := link(name, lowers[i]); err != nil {
+			return err
+		}
+		short = append(short, name)
+	}
+	if err := link("upper", m.Upper); err != nil {
+		return err
+	}
+	if err := link("work", m.Work); err != nil {
+		return err
+	}
+	options := "index=off,volatile,upperdir=upper,workdir=work,lowerdir=" + strings.Join(short, ":")
+	return inDir(scratch, func() error {
+		return unix.Mount("overlay", m.Target, "overlay", 0, options)
+	})
+}
+
+// inDir runs f on a thread with a working directory of its own. The thread is
+// not given back: it ends with the goroutine that never unlocks it.
+func inDir(dir string, f func() error) error {
+	done := make(chan error, 1)
+	go func() {
+		runtime.LockOSThread()
+		if err := unix.Unshare(unix.CLONE_FS); err != nil {
+			done <- fmt.Errorf("unshare working directory: %w", err)
+			return
+		}
+		if err := unix.Chdir(dir); err != nil {
+			done <- fmt.Errorf("enter %s: %w", dir, err)
+			return
+		}
+		done <- f()
+	}()
+	return <-done
+}

@@ -1,0 +1,364 @@
+package image
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"os"
+	"path"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/opencontainers/go-digest"
+	ispec "github.com/opencontainers/image-spec/specs-go/v1"
+
+	"berth/image/content"
+	"berth/image/layer"
+)
+
+// Options configures a Store. The zero value of each means its default.
+type Options struct {
+	Root                   string        // required: the images directory
+	MaxConcurrentDownloads int           // layers of one pull at the same time; 3
+	RegistriesConf         string        // containers-registries.conf(5); its drop-ins are in <path>.d
+	PolicyPath             string        // containers-policy.json(5); none admits every image
+	AuthFile               string        // containers-auth.json(5); none means only what a pull brings
+	IdleTimeout            time.Duration // a registry that sends nothing for so long is given up; 60 s
+	KeepLayerBlobs         bool          // keep layers as they were fetched, too
+	Pinned                 []string      // names of images to report as pinned; "*" matches within a path element
+}
+
+// Store is the node's images. All methods may be called at the same time.
+type Store struct {
+	opt    Options
+	blobs  *content.Store
+	layers *layers
+	trash  *trash
+	boot   string
+
+	// change is held by whoever changes records, over the writing of them. No
+	// reader ever takes it.
+	change  sync.Mutex
+	images  images                     // guarded by change
+	holders map[string]map[string]bool // holder → image ids; guarded by change
+	configs map[string]ispec.Image     // guarded by change
+	view    atomic.Pointer[view]       // what readers see
+
+	flights flights
+	claims  claims
+	durable *durability
+	closing context.CancelFunc
+	life    context.Context
+}
+
+// view is a consistent picture of the store for readers.
+type view struct {
+	list     []*Record // sorted by id
+	byID     map[string]*Record
+	byName   map[string]*Record // tags and digests in full
+	overhead layer.Usage        // everything that is not a layer
+}
+
+// Usage is what the store takes on its filesystem.
+type Usage struct {
+	Mountpoint string // the store's root directory
+	Bytes      uint64 // allocated, as du counts
+	Inodes     uint64
+}
+
+// Open makes or opens a store. It empties staging, drops what a power cut may
+// have torn (see the package comment) and images whose parts are missing. It
+// blocks for as long as reading the records takes; deletions go on behind. Only
+// one Store may be open on a root: the caller sees to that.
+func Open(ctx context.Context, o Options) (*Store, error) {
+	if o.Root == "" {
+		return nil, fmt.Errorf("open image store: no root directory")
+	}
+	if o.MaxConcurrentDownloads <= 0 {
+		o.MaxConcurrentDownloads = 3
+	}
+	if o.IdleTimeout <= 0 {
+		o.IdleTimeout = time.Minute
+	}
+	for _, dir := range []string{"", "layers", "staging", "blobs/sha256"} {
+		if err := os.MkdirAll(filepath.Join(o.Root, dir), 0o700); err != nil {
+			return nil, fmt.Errorf("open image store: %w", err)
+		}
+	}
+	s := &Store{opt: o, holders: map[string]map[string]bool{}, configs: map[string]ispec.Image{}}
+	s.life, s.closing = context.WithCancel(context.Background())
+	s.flights.running = map[string]*flight{}
+	s.claims.open = map[digest.Digest]*claim{}
+	if err := s.load(ctx); err != nil {
+		s.closing()
+		if s.trash != nil {
+			s.trash.close()
+		}
+		return nil, fmt.Errorf("open image store: %w", err)
+	}
+	s.durable = startDurability(s)
+	return s, nil
+}
+
+func (s *Store) load(ctx context.Context) (err error) {
+	s.boot = bootID()
+	if s.trash, err = openTrash(filepath.Join(s.opt.Root, "trash")); err != nil {
+		return err
+	}
+	if err := s.emptyStaging(); err != nil {
+		return err
+	}
+	if s.blobs, err = content.Open(filepath.Join(s.opt.Root, "blobs")); err != nil {
+		return err
+	}
+	if s.layers, err = loadLayers(filepath.Join(s.opt.Root, "layers"), s.boot, s.trash); err != nil {
+		return err
+	}
+	stored, err := loadImages(s.opt.Root)
+	if err != nil {
+		return err
+	}
+	kept := images{}
+	for id, img := range stored {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		if s.adopt(id, img) {
+			kept[id] = img
+		}
+	}
+	if len(kept) != len(stored) {
+		if err := saveImages(s.opt.Root, kept); err != nil {
+			return err
+		}
+	}
+	s.images = kept
+	s.layers.sweep()
+	if err := s.blobs.Sweep(s.wantsBlob); err != nil {
+		return err
+	}
+	s.publish()
+	return nil
+}
+
+// adopt counts an image's layers as used when all its parts are whole.
+func (s *Store) adopt(id string, img *saved) bool {
+	config, err := s.readConfig(id)
+	if err != nil || len(config.RootFS.DiffIDs) != len(img.Layers) {
+		return false
+	}
+	for _, blob := range img.Blobs {
+		if _, err := s.blobs.Get(blob); err != nil {
+			return false
+		}
+	}
+	for i, n := range img.Layers {
+		e := s.layers.byN[n]
+		if e == nil || e.key.diffID != config.RootFS.DiffIDs[i] {
+			return false
+		}
+	}
+	s.layers.use(img.Layers)
+	s.configs[id] = config
+	return true
+}
+
+func (s *Store) readConfig(id string) (ispec.Image, error) {
+	var config ispec.Image
+	data, err := s.blobs.Get(digest.Digest(id))
+	if err == nil {
+		err = json.Unmarshal(data, &config)
+	}
+	return config, err
+}
+
+func (s *Store) wantsBlob(d digest.Digest) bool {
+	for id, img := range s.images {
+		if id == d.String() || slices.Contains(img.Blobs, d) {
+			return true
+		}
+		if s.opt.KeepLayerBlobs && slices.Contains(img.LayerBlobs, d) {
+			return true
+		}
+	}
+	return false
+}
+
+func (s *Store) emptyStaging() error {
+	dir := filepath.Join(s.opt.Root, "staging")
+	list, err := os.ReadDir(dir)
+	if err != nil {
+		return err
+	}
+	for _, item := range list {
+		s.trash.take(filepath.Join(dir, item.Name()))
+	}
+	return nil
+}
+
+func bootID() string {
+	data, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	if err != nil {
+		return "unknown"
+	}
+	return strings.TrimSpace(string(data))
+}
+
+// Close ends running pulls and background work and waits for them. What was
+// pulled stays; deletions go on at the next Open.
+func (s *Store) Close() error {
+	s.closing()
+	s.flights.wait()
+	s.durable.close()
+	s.trash.close()
+	return nil
+}
+
+// publish makes the current records visible. Called with change held, or
+// before anybody else knows the store.
+func (s *Store) publish() {
+	v := &view{byID: map[string]*Record{}, byName: map[string]*Record{}}
+	for id, img := range s.images {
+		if img.Removed {
+			continue
+		}
+		r := s.record(id, img)
+		v.list = append(v.list, r)
+		v.byID[id] = r
+		for _, n := range r.RepoTags {
+			v.byName[n] = r
+		}
+		for _, n := range r.RepoDigests {
+			v.byName[n] = r
+		}
+	}
+	slices.SortFunc(v.list, func(a, b *Record) int { return strings.Compare(a.ID, b.ID) })
+	v.overhead = s.overhead()
+	s.view.Store(v)
+}
+
+func (s *Store) record(id string, img *saved) *Record {
+	r := &Record{
+		ID: id, RepoTags: slices.Clone(img.Tags), RepoDigests: slices.Clone(img.Digests),
+		Config: s.configs[id], PulledAt: img.PulledAt,
+	}
+	slices.Sort(r.RepoTags)
+	bottom := 0
+	for i, e := range s.layers.entries(img.Layers) {
+		if e.meta.Opaque {
+			bottom = i
+		}
+		r.Layers = append(r.Layers, e.diff())
+	}
+	// An opaque root is beyond overlay: what it hides is not mounted.
+	r.Layers = slices.Clip(r.Layers[bottom:])
+	r.Size = s.layers.sizeOf(img.Layers)
+	for _, blob := range append([]digest.Digest{digest.Digest(id)}, img.Blobs...) {
+		if p, err := s.blobs.Path(blob); err == nil {
+			if st, err := os.Stat(p); err == nil {
+				r.Size += uint64(st.Size())
+			}
+		}
+	}
+	r.Pinned = s.isPinned(r)
+	return r
+}
+
+func (s *Store) isPinned(r *Record) bool {
+	for _, pattern := range s.opt.Pinned {
+		if full, err := parseName(pattern); err == nil {
+			pattern = full.String()
+		}
+		for _, n := range slices.Concat(r.RepoTags, r.RepoDigests) {
+			if ok, err := path.Match(pattern, n); ok && err == nil {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// overhead measures what is not a layer: records, blobs, the directories.
+func (s *Store) overhead() layer.Usage {
+	at := func(part string) string { return filepath.Join(s.opt.Root, part) }
+	var u layer.Usage
+	for _, dir := range []string{"", "layers", "staging", "trash", refsFile} {
+		u = u.Add(layer.UsageOf(at(dir)))
+	}
+	current, err := os.Stat(at(refsFile))
+	synced, syncedErr := os.Stat(at(durableFile))
+	if syncedErr == nil && (err != nil || !os.SameFile(current, synced)) {
+		u = u.Add(layer.UsageOf(at(durableFile)))
+	}
+	if m, err := layer.Measure(at("blobs")); err == nil {
+		u = u.Add(m)
+	}
+	return u
+}
+
+// List returns all images, sorted by id, from memory. The records are shared:
+// read only.
+func (s *Store) List() []*Record { return s.view.Load().list }
+
+// Usage says what the store takes, without looking at the disk. What waits in
+// the trash or is being pulled is not in it.
+func (s *Store) Usage() Usage {
+	u := s.view.Load().overhead.Add(s.layers.usage())
+	return Usage{Mountpoint: s.opt.Root, Bytes: u.Bytes, Inodes: u.Inodes}
+}
+
+// Resolve finds an image by id (also in part, when it is the only one), by
+// name:tag or by name@digest. From memory. ErrNotFound, ErrInvalidReference.
+func (s *Store) Resolve(ref string) (*Record, error) {
+	v := s.view.Load()
+	prefix, full := asID(ref)
+	if full {
+		if r := v.byID[prefix]; r != nil {
+			return r, nil
+		}
+		return nil, fmt.Errorf("%w: %s", ErrNotFound, ref)
+	}
+	n, err := parseName(ref)
+	if err == nil {
+		if r := v.byName[n.String()]; r != nil {
+			return r, nil
+		}
+	}
+	if prefix != "" {
+		r, found := v.byPrefix(prefix)
+		if found > 1 {
+			return nil, fmt.Errorf("%w: %q begins the ids of %d images", ErrInvalidReference, ref, found)
+		}
+		if found == 1 {
+			return r, nil
+		}
+	}
+	if err != nil && prefix == "" {
+		return nil, err
+	}
+	return nil, fmt.Errorf("%w: %s", ErrNotFound, ref)
+}
+
+func (v *view) byPrefix(prefix string) (match *Record, found int) {
+	for _, r := range v.list {
+		if strings.HasPrefix(r.ID, prefix) {
+			match = r
+			found++
+		}
+	}
+	return match, found
+}
+
+// heldBy lists the ids that anybody holds. Called with change held.
+func (s *Store) heldBy() map[string]bool {
+	held := map[string]bool{}
+	for _, ids := range s.holders {
+		maps.Copy(held, ids)
+	}
+	return held
+}

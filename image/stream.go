@@ -1,0 +1,237 @@
+package image
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"sync"
+	"time"
+
+	"github.com/klauspost/compress/gzip"
+	"github.com/klauspost/compress/zstd"
+)
+
+// guard bounds a wait for a registry: after idle without a sign of life its
+// context ends, with ErrIdle as cause.
+type guard struct {
+	ctx    context.Context
+	cancel context.CancelCauseFunc
+	timer  *time.Timer
+	idle   time.Duration
+}
+
+// newGuard starts the clock. stop must be called.
+func newGuard(parent context.Context, idle time.Duration) *guard {
+	ctx, cancel := context.WithCancelCause(parent)
+	return &guard{ctx: ctx, cancel: cancel, idle: idle, timer: time.AfterFunc(idle, func() {
+		cancel(fmt.Errorf("%w for %v", ErrIdle, idle))
+	})}
+}
+
+func (g *guard) pause()  { g.timer.Stop() }
+func (g *guard) resume() { g.timer.Reset(g.idle) }
+
+func (g *guard) stop() {
+	g.timer.Stop()
+	g.cancel(nil)
+}
+
+// explain replaces the "context canceled" of a guarded call by its reason.
+func (g *guard) explain(err error) error {
+	if cause := context.Cause(g.ctx); err != nil && errors.Is(cause, ErrIdle) {
+		return cause
+	}
+	return err
+}
+
+// layerStream is a layer under guard. Only the wait for the registry counts:
+// the clock stands still while nobody reads.
+type layerStream struct {
+	guard  *guard
+	inner  io.ReadCloser
+	settle func() // called once closed
+}
+
+func (l *layerStream) Read(b []byte) (int, error) {
+	l.guard.resume()
+	n, err := l.inner.Read(b)
+	l.guard.pause()
+	if err != nil && err != io.EOF {
+		err = l.guard.explain(err)
+	}
+	return n, err
+}
+
+func (l *layerStream) Close() error {
+	err := l.inner.Close()
+	l.guard.stop()
+	l.settle()
+	return err
+}
+
+// streamError is an error of the incoming stream, as opposed to one of what
+// the stream holds.
+type streamError struct{ err error }
+
+func (e *streamError) Error() string { return e.err.Error() }
+func (e *streamError) Unwrap() error { return e.err }
+
+// counted marks stream errors and holds a stream to the size that was promised.
+type counted struct {
+	inner io.Reader
+	left  int64
+}
+
+func (c *counted) Read(b []byte) (int, error) {
+	n, err := c.inner.Read(b)
+	c.left -= int64(n)
+	if c.left < 0 {
+		return 0, fmt.Errorf("%w: the blob is longer than the manifest says", ErrInvalidImage)
+	}
+	if err == io.EOF && c.left > 0 {
+		return n, &streamError{fmt.Errorf("the blob ends %d bytes early: %w", c.left, io.ErrUnexpectedEOF)}
+	}
+	if err != nil && err != io.EOF {
+		err = &streamError{err}
+	}
+	return n, err
+}
+
+const zstdWindow = 128 << 20 // what "zstd --long" makes at most by default
+
+// decompress looks at the first bytes, not at labels. close frees the decoder.
+func decompress(r io.Reader) (body io.Reader, closeBody func(), err error) {
+	buffered := bufio.NewReaderSize(r, 256<<10)
+	magic, err := buffered.Peek(6)
+	if err != nil && err != io.EOF {
+		return nil, nil, err
+	}
+	nothing := func() {}
+	switch {
+	case bytes.HasPrefix(magic, []byte{0x1f, 0x8b}):
+		z, err := gzip.NewReader(buffered)
+		if err != nil {
+			return nil, nil, err
+		}
+		return z, nothing, nil
+	case bytes.HasPrefix(magic, []byte{0x28, 0xb5, 0x2f, 0xfd}), isSkippable(magic):
+		z, err := zstd.NewReader(buffered, zstd.WithDecoderConcurrency(1), zstd.WithDecoderMaxWindow(zstdWindow))
+		if err != nil {
+			return nil, nil, err
+		}
+		return z, z.Close, nil
+	case bytes.HasPrefix(magic, []byte{0xfd, '7', 'z', 'X', 'Z'}):
+		return nil, nil, fmt.Errorf("%w: layers compressed with xz are not supported", ErrInvalidImage)
+	case bytes.HasPrefix(magic, []byte("BZh")):
+		return nil, nil, fmt.Errorf("%w: layers compressed with bzip2 are not supported", ErrInvalidImage)
+	}
+	return buffered, nothing, nil
+}
+
+// isSkippable knows zstd's skippable frames, which may come first.
+func isSkippable(b []byte) bool {
+	return len(b) >= 4 && b[0]&0xf0 == 0x50 && b[1] == 0x2a && b[2] == 0x4d && b[3] == 0x18
+}
+
+// ahead reads on in a goroutine of its own, so that fetching and decompressing
+// overlap with hashing and writing.
+type ahead struct {
+	full  chan chunk
+	empty chan []byte
+	quit  chan struct{}
+	once  sync.Once
+	done  chan struct{}
+	now   chunk
+	at    int
+}
+
+type chunk struct {
+	data []byte
+	err  error
+}
+
+const (
+	aheadChunks = 4
+	aheadSize   = 256 << 10
+)
+
+var aheadBuffers = sync.Pool{New: func() any { b := make([]byte, aheadSize); return &b }}
+
+func readAhead(r io.Reader) *ahead {
+	a := &ahead{
+		full:  make(chan chunk, aheadChunks),
+		empty: make(chan []byte, aheadChunks+1),
+		quit:  make(chan struct{}),
+		done:  make(chan struct{}),
+	}
+	for range aheadChunks {
+		a.empty <- *aheadBuffers.Get().(*[]byte)
+	}
+	go a.pump(r)
+	return a
+}
+
+func (a *ahead) pump(r io.Reader) {
+	defer close(a.done)
+	for {
+		var buf []byte
+		select {
+		case buf = <-a.empty:
+		case <-a.quit:
+			return
+		}
+		n, err := fill(r, buf[:aheadSize])
+		select {
+		case a.full <- chunk{buf[:n], err}:
+		case <-a.quit:
+			return
+		}
+		if err != nil {
+			return
+		}
+	}
+}
+
+// fill reads until b is full. Unlike io.ReadFull it keeps the reader's own
+// error: a stream that breaks off must not look like one that ends.
+func fill(r io.Reader, b []byte) (n int, err error) {
+	for n < len(b) && err == nil {
+		var m int
+		m, err = r.Read(b[n:])
+		n += m
+	}
+	return n, err
+}
+
+func (a *ahead) Read(b []byte) (int, error) {
+	for a.at == len(a.now.data) {
+		if a.now.err != nil {
+			return 0, a.now.err
+		}
+		if a.now.data != nil {
+			a.empty <- a.now.data[:cap(a.now.data)]
+		}
+		a.now, a.at = <-a.full, 0
+	}
+	n := copy(b, a.now.data[a.at:])
+	a.at += n
+	return n, nil
+}
+
+// close ends the goroutine and waits for it: nothing reads the stream after.
+func (a *ahead) close() {
+	a.once.Do(func() { close(a.quit) })
+	<-a.done
+	for {
+		select {
+		case buf := <-a.empty:
+			buf = buf[:aheadSize]
+			aheadBuffers.Put(&buf)
+		default:
+			return
+		}
+	}
+}
