@@ -39,6 +39,8 @@ func DefaultCapabilities() []string {
 	}
 }
 
+const capabilityFields = security + ".capabilities."
+
 // capabilitySet is a set of capabilities; sorted lists it by number.
 type capabilitySet map[string]bool
 
@@ -73,17 +75,16 @@ func parseCapabilities(field string, names []string) (set capabilitySet, all boo
 }
 
 func (b *builder) capabilities() (*rspec.LinuxCapabilities, error) {
-	const field = security + ".capabilities."
 	request := b.security.GetCapabilities()
-	add, addAll, err := parseCapabilities(field+"add_capabilities", request.GetAddCapabilities())
+	add, addAll, err := parseCapabilities(capabilityFields+"add_capabilities", request.GetAddCapabilities())
 	if err != nil {
 		return nil, err
 	}
-	drop, dropAll, err := parseCapabilities(field+"drop_capabilities", request.GetDropCapabilities())
+	drop, dropAll, err := parseCapabilities(capabilityFields+"drop_capabilities", request.GetDropCapabilities())
 	if err != nil {
 		return nil, err
 	}
-	ambient, ambientAll, err := parseCapabilities(field+"add_ambient_capabilities", request.GetAddAmbientCapabilities())
+	ambient, ambientAll, err := parseCapabilities(capabilityFields+"add_ambient_capabilities", request.GetAddAmbientCapabilities())
 	if err != nil {
 		return nil, err
 	}

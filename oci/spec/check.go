@@ -1,6 +1,7 @@
 package spec
 
 import (
+	"fmt"
 	"math"
 	"path"
 	"strings"
@@ -38,13 +39,53 @@ func CheckContainer(config *cri.ContainerConfig, sandbox *cri.PodSandboxConfig) 
 	for _, cdi := range config.GetCDIDevices() {
 		return Unsupported("CDI_devices.name", cdi.GetName(), "this version of berth injects no CDI devices")
 	}
-	if err := checkPaths(security+".masked_paths", sc.GetMaskedPaths()); err != nil {
+	if err := checkProcess(config); err != nil {
 		return err
 	}
-	if err := checkPaths(security+".readonly_paths", sc.GetReadonlyPaths()); err != nil {
+	if err := checkSecurity(sc); err != nil {
 		return err
 	}
 	return checkResources("linux.resources", config.GetLinux().GetResources())
+}
+
+func checkProcess(config *cri.ContainerConfig) error {
+	for i, kv := range config.GetEnvs() {
+		if err := checkEnv(fmt.Sprintf("envs[%d]", i), kv.GetKey(), string(kv.GetValue())); err != nil {
+			return err
+		}
+	}
+	if dir := config.GetWorkingDir(); dir != "" {
+		if _, err := checkCwd("working_dir", dir); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func checkSecurity(sc *cri.LinuxContainerSecurityContext) error {
+	caps := sc.GetCapabilities()
+	for _, list := range []struct {
+		name  string
+		names []string
+	}{
+		{"add_capabilities", caps.GetAddCapabilities()},
+		{"drop_capabilities", caps.GetDropCapabilities()},
+		{"add_ambient_capabilities", caps.GetAddAmbientCapabilities()},
+	} {
+		if _, _, err := parseCapabilities(capabilityFields+list.name, list.names); err != nil {
+			return err
+		}
+	}
+	if _, err := seccompChoice(sc.GetSeccomp(), sc.GetSeccompProfilePath()); err != nil {
+		return err
+	}
+	if _, err := AppArmorProfile(sc); err != nil {
+		return err
+	}
+	if err := checkPaths(security+".masked_paths", sc.GetMaskedPaths()); err != nil {
+		return err
+	}
+	return checkPaths(security+".readonly_paths", sc.GetReadonlyPaths())
 }
 
 // CheckSandbox refuses malformed and contradictory sandbox requests in the

@@ -55,6 +55,10 @@ func (b *builder) devices() ([]rspec.LinuxDevice, []rspec.LinuxDeviceCgroup) {
 		rules = append(rules, cloneRule(r))
 	}
 	var nodes []rspec.LinuxDevice
+	if b.taken()["/dev"] {
+		// A /dev of the request's has its nodes; making more would write into the host's.
+		return nil, rules
+	}
 	if hostDevices {
 		nodes = addDevices(nodes, b.in.Resolved.HostDevices)
 	}

@@ -79,12 +79,9 @@ func checkMountOptions(field string, m *cri.Mount) error {
 func (b *builder) mounts() ([]rspec.Mount, error) {
 	requested := b.config.GetMounts()
 	if len(b.in.Resolved.MountSources) != len(requested) {
-		return nil, Invalid("mounts", len(requested), fmt.Sprintf("%d sources were resolved", len(b.in.Resolved.MountSources)))
+		return nil, fmt.Errorf("list %d mounts: %d sources were resolved", len(requested), len(b.in.Resolved.MountSources))
 	}
-	taken := map[string]bool{}
-	for _, m := range requested {
-		taken[path.Clean(m.GetContainerPath())] = true
-	}
+	taken := b.taken()
 	var list []rspec.Mount
 	for _, m := range append(b.systemMounts(), b.fileMounts()...) {
 		// Whoever brings a /dev of his own (the host's, mostly) brings what is in it.
@@ -103,6 +100,15 @@ func (b *builder) mounts() ([]rspec.Mount, error) {
 		return depth(x.Destination) - depth(y.Destination)
 	})
 	return list, nil
+}
+
+// taken are the places of the requested mounts.
+func (b *builder) taken() map[string]bool {
+	taken := map[string]bool{}
+	for _, m := range b.config.GetMounts() {
+		taken[path.Clean(m.GetContainerPath())] = true
+	}
+	return taken
 }
 
 func depth(p string) int { return strings.Count(p, "/") }

@@ -1,6 +1,8 @@
 package spec
 
 import (
+	"fmt"
+
 	rspec "github.com/opencontainers/runtime-spec/specs-go"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
@@ -149,7 +151,7 @@ func (b *builder) namespaces() ([]rspec.LinuxNamespace, error) {
 		case mode == cri.NamespaceMode_CONTAINER:
 			path = ""
 		case path == "":
-			return Invalid(modeFields, mode, "no "+string(kind)+" namespace to join is known")
+			return fmt.Errorf("join the pod's %s namespace: it has none", kind)
 		}
 		list = append(list, rspec.LinuxNamespace{Type: kind, Path: path})
 		return nil

@@ -56,8 +56,10 @@ func Pause(in PauseInput) (*rspec.Spec, error) {
 		},
 	}
 	var err error
-	spec.Linux.Seccomp, err = pauseSeccomp(in, sc)
-	return spec, err
+	if spec.Linux.Seccomp, err = pauseSeccomp(in, sc); err != nil {
+		return nil, err
+	}
+	return spec, nil
 }
 
 func pauseUser(sc *cri.LinuxSandboxSecurityContext) rspec.User {

@@ -1,7 +1,6 @@
 package spec
 
 import (
-	"fmt"
 	"path"
 	"slices"
 	"strings"
@@ -114,10 +113,7 @@ func (b *builder) env() ([]string, error) {
 		}
 		env.set(key, value)
 	}
-	for i, kv := range b.config.GetEnvs() {
-		if err := checkEnv(fmt.Sprintf("envs[%d]", i), kv.GetKey(), string(kv.GetValue())); err != nil {
-			return nil, err
-		}
+	for _, kv := range b.config.GetEnvs() {
 		env.set(kv.GetKey(), string(kv.GetValue()))
 	}
 	key, value, _ := strings.Cut(defaultPath, "=")

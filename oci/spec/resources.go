@@ -30,7 +30,7 @@ func checkResources(prefix string, r *cri.LinuxContainerResources) error {
 	}{
 		{"cpu_period", r.GetCpuPeriod(), 0, 1_000_000},
 		{"cpu_quota", r.GetCpuQuota(), -1, 1 << 44},
-		{"cpu_shares", r.GetCpuShares(), 0, 1 << 44},
+		{"cpu_shares", r.GetCpuShares(), 0, 262144},
 		{"memory_limit_in_bytes", r.GetMemoryLimitInBytes(), -1, 1<<63 - 1},
 		{"memory_swap_limit_in_bytes", r.GetMemorySwapLimitInBytes(), -1, 1<<63 - 1},
 		{"oom_score_adj", r.GetOomScoreAdj(), -1000, 1000},
@@ -44,6 +44,9 @@ func checkResources(prefix string, r *cri.LinuxContainerResources) error {
 	}
 	if q := r.GetCpuQuota(); q > 0 && q < 1000 {
 		return Invalid(field("cpu_quota"), q, "must be at least 1000 microseconds")
+	}
+	if r.GetCpuShares() == 1 {
+		return Invalid(field("cpu_shares"), 1, "must be at least 2")
 	}
 	limit, swap := r.GetMemoryLimitInBytes(), r.GetMemorySwapLimitInBytes()
 	if swap > 0 && limit == 0 {
