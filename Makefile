@@ -116,7 +116,7 @@ root: build
 
 cases: ## tests over the socket: public bug cases and bad input (needs root)
 cases: build parts
-	@cd critest && go test -count=1 -v -timeout 15m ./cases | $(QUIET)
+	@cd critest && go test -count=1 -v -timeout 15m ./cases ./demo | $(QUIET)
 
 critest: ## the CRI conformance suite, a table per group (needs root)
 critest: build parts

@@ -64,7 +64,7 @@ func run(ctx context.Context, out io.Writer) (err error) {
 	}()
 	for _, part := range []func(context.Context) error{d.prepare, d.birth, d.life, d.outlive, d.death} {
 		if err := part(ctx); err != nil {
-			return err
+			return errors.Join(ctx.Err(), err)
 		}
 	}
 	return nil

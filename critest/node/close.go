@@ -174,6 +174,10 @@ func (n *Node) Daemons() []int {
 // that went wrong on the way. Calling it again does no harm.
 func (n *Node) Close(ctx context.Context) error {
 	var all error
+	if n.ready && !n.running() {
+		all = errors.Join(all, n.Launch(ctx)) // a test killed it; its pods are to be removed
+	}
+	n.ready = false
 	if n.running() {
 		remove, cancel := context.WithTimeout(ctx, 2*time.Minute)
 		all = errors.Join(all, n.RemoveAll(remove))
@@ -185,7 +189,7 @@ func (n *Node) Close(ctx context.Context) error {
 	for _, l := range leaks {
 		all = errors.Join(all, fmt.Errorf("%w: %s", ErrLeak, l))
 	}
-	n.sweep()
+	n.sweep(n.Dir)
 	_ = exec.Command("ip", "link", "del", n.Bridge).Run() // absent when no pod had a network
 	if n.conn != nil {
 		all = errors.Join(all, n.conn.Close())
@@ -201,29 +205,21 @@ func (n *Node) Close(ctx context.Context) error {
 // and pods ends without warning, and what was below State is gone.
 func (n *Node) LoseState() error {
 	err := n.Kill()
-	n.sweep()
-	for range 100 {
-		left := n.Processes()
-		if len(left) == 0 {
-			break
-		}
-		for _, text := range left {
-			var pid int
-			if _, scan := fmt.Sscanf(text, "process %d", &pid); scan == nil {
-				_ = syscall.Kill(pid, syscall.SIGKILL) // it may have ended meanwhile
-			}
-		}
-		time.Sleep(20 * time.Millisecond)
-	}
-	n.detach(n.State())
-	n.detach(filepath.Join(n.Root(), "containers"))
+	n.sweep(n.State(), filepath.Join(n.Root(), "containers"))
 	return errors.Join(err, os.RemoveAll(n.State()))
 }
 
-// sweep ends the daemon and its monitors, and detaches mounts that leaked.
-func (n *Node) sweep() {
-	for range 50 {
+// sweep ends the daemon, its monitors and the pods' processes, and detaches the
+// mounts below dirs.
+func (n *Node) sweep(dirs ...string) {
+	for range 100 {
 		left := n.Daemons()
+		for _, text := range n.Processes() {
+			var pid int
+			if _, err := fmt.Sscanf(text, "process %d", &pid); err == nil {
+				left = append(left, pid)
+			}
+		}
 		if len(left) == 0 {
 			break
 		}
@@ -232,7 +228,9 @@ func (n *Node) sweep() {
 		}
 		time.Sleep(20 * time.Millisecond)
 	}
-	n.detach(n.Dir)
+	for _, dir := range dirs {
+		n.detach(dir)
+	}
 }
 
 // detach takes off every mount below dir, the newest first.

@@ -71,6 +71,7 @@ type Node struct {
 	conn    *grpc.ClientConn
 	scope   leakcheck.Scope
 	before  leakcheck.State
+	ready   bool            // the daemon has been ready once
 	cgroups map[string]bool // empty ones that were there before
 }
 
@@ -107,7 +108,7 @@ func Start(ctx context.Context, o Options) (*Node, error) {
 		n.before, err = leakcheck.Snapshot(n.scope)
 	}
 	if err != nil {
-		n.sweep()
+		n.sweep(n.Dir)
 		return nil, errors.Join(err, os.RemoveAll(n.Dir))
 	}
 	if err := n.Launch(ctx); err != nil {
@@ -178,6 +179,7 @@ func (n *Node) waitReady(ctx context.Context) error {
 			err = n.unready(res.GetStatus())
 		}
 		if err == nil {
+			n.ready = true
 			return nil
 		}
 		last = err
