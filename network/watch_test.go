@@ -13,7 +13,7 @@ import (
 	"github.com/fsnotify/fsnotify"
 )
 
-var follows = 5 * time.Second // the promise of NetworkReady
+const follows = 5 * time.Second // the promise of NetworkReady
 
 func conflist(name string) string {
 	return fmt.Sprintf(`{"cniVersion":"1.0.0","name":%q,"plugins":[{"type":"fake"}]}`, name)
@@ -52,87 +52,95 @@ func put(t *testing.T, dir, name string) {
 	must(t, os.WriteFile(dir+"/10-x.conflist", []byte(conflist(name)), 0o600))
 }
 
-// TestB53 makes, removes, makes again, replaces and relinks the directory.
-func TestB53(t *testing.T) {
-	for _, inotify := range []bool{true, false} {
-		for name, steps := range map[string]func(t *testing.T, m *Manager, top string){
-			"removed and made again": func(t *testing.T, m *Manager, top string) {
-				for i := range 3 {
-					put(t, top+"/cni/net.d", fmt.Sprint("n", i))
-					becomes(t, m, fmt.Sprint("n", i))
-					must(t, os.RemoveAll(top+"/cni/net.d"))
-					becomes(t, m, "")
-				}
-			},
-			"parent removed": func(t *testing.T, m *Manager, top string) {
-				put(t, top+"/cni/net.d", "a")
-				becomes(t, m, "a")
-				must(t, os.RemoveAll(top+"/cni"))
-				becomes(t, m, "")
-				put(t, top+"/cni/net.d", "b")
-				becomes(t, m, "b")
-			},
-			"replaced by rename": func(t *testing.T, m *Manager, top string) {
-				put(t, top+"/cni/net.d", "a")
-				becomes(t, m, "a")
-				put(t, top+"/cni/next", "b")
-				must(t, os.Rename(top+"/cni/net.d", top+"/cni/old"))
-				must(t, os.Rename(top+"/cni/next", top+"/cni/net.d"))
-				becomes(t, m, "b")
-				put(t, top+"/cni/old", "stray") // the watch on it must be gone
-				put(t, top+"/cni/net.d", "c")
-				becomes(t, m, "c")
-			},
-			"symbolic link": func(t *testing.T, m *Manager, top string) {
-				must(t, os.MkdirAll(top+"/cni", 0o755))
-				must(t, os.Symlink("../real/one", top+"/cni/net.d"))
-				becomes(t, m, "")
-				put(t, top+"/real/one", "a")
-				becomes(t, m, "a")
-				must(t, os.RemoveAll(top+"/real/one"))
-				becomes(t, m, "")
-				put(t, top+"/real/one", "b")
-				becomes(t, m, "b")
-				put(t, top+"/real/two", "c")
-				must(t, os.Symlink(top+"/real/two", top+"/cni/new"))
-				must(t, os.Rename(top+"/cni/new", top+"/cni/net.d"))
-				becomes(t, m, "c")
-				put(t, top+"/real/two", "d")
-				becomes(t, m, "d")
-			},
-			"file broken and mended": func(t *testing.T, m *Manager, top string) {
-				put(t, top+"/cni/net.d", "a")
-				becomes(t, m, "a")
-				must(t, os.WriteFile(top+"/cni/net.d/10-x.conflist", []byte("{"), 0o600))
-				becomes(t, m, "")
-				if err := m.Ready(); !strings.Contains(err.Error(), "10-x.conflist: not a JSON object") {
-					t.Errorf("reason: %v", err)
-				}
-				put(t, top+"/cni/net.d", "b")
-				becomes(t, m, "b")
-			},
-		} {
-			t.Run(fmt.Sprintf("%s, inotify %v", name, inotify), func(t *testing.T) {
-				if !inotify {
-					// Ten times as often as in life, so a tenth of the promise is due.
-					newWatcher = func() (*fsnotify.Watcher, error) { return nil, syscall.EMFILE }
-					pollEvery, follows = pollInterval/10, follows/10
-					t.Cleanup(func() { newWatcher, pollEvery, follows = fsnotify.NewWatcher, pollInterval, follows*10 })
-				}
-				top := t.TempDir()
-				m := manager(t, top+"/cni/net.d")
-				if err := m.Ready(); !errors.Is(err, ErrNotReady) {
-					t.Errorf("Ready without a directory: %v", err)
-				}
-				if _, err := m.Plan(PodNetwork{ID: "x"}); !errors.Is(err, ErrNotReady) {
-					t.Errorf("Plan without a directory: %v", err)
-				}
-				steps(t, m, top)
-				if watch := m.Describe().Watch; (watch == "") != inotify {
-					t.Errorf("Describe().Watch = %q", watch)
-				}
-			})
+// changes are what may happen to the directory, from the moment when it is missing.
+var changes = map[string]func(t *testing.T, m *Manager, top string){
+	"removed and made again": func(t *testing.T, m *Manager, top string) {
+		for i := range 3 {
+			put(t, top+"/cni/net.d", fmt.Sprint("n", i))
+			becomes(t, m, fmt.Sprint("n", i))
+			must(t, os.RemoveAll(top+"/cni/net.d"))
+			becomes(t, m, "")
 		}
+	},
+	"parent removed": func(t *testing.T, m *Manager, top string) {
+		put(t, top+"/cni/net.d", "a")
+		becomes(t, m, "a")
+		must(t, os.RemoveAll(top+"/cni"))
+		becomes(t, m, "")
+		put(t, top+"/cni/net.d", "b")
+		becomes(t, m, "b")
+	},
+	"replaced by rename": func(t *testing.T, m *Manager, top string) {
+		put(t, top+"/cni/net.d", "a")
+		becomes(t, m, "a")
+		put(t, top+"/cni/next", "b")
+		must(t, os.Rename(top+"/cni/net.d", top+"/cni/old"))
+		must(t, os.Rename(top+"/cni/next", top+"/cni/net.d"))
+		becomes(t, m, "b")
+		put(t, top+"/cni/old", "stray") // the watch on it must be gone
+		put(t, top+"/cni/net.d", "c")
+		becomes(t, m, "c")
+	},
+	"symbolic link": func(t *testing.T, m *Manager, top string) {
+		must(t, os.MkdirAll(top+"/cni", 0o755))
+		must(t, os.Symlink("../real/one", top+"/cni/net.d"))
+		becomes(t, m, "")
+		put(t, top+"/real/one", "a")
+		becomes(t, m, "a")
+		must(t, os.RemoveAll(top+"/real/one"))
+		becomes(t, m, "")
+		put(t, top+"/real/one", "b")
+		becomes(t, m, "b")
+		put(t, top+"/real/two", "c")
+		must(t, os.Symlink(top+"/real/two", top+"/cni/new"))
+		must(t, os.Rename(top+"/cni/new", top+"/cni/net.d"))
+		becomes(t, m, "c")
+		put(t, top+"/real/two", "d")
+		becomes(t, m, "d")
+	},
+	"file broken and mended": func(t *testing.T, m *Manager, top string) {
+		put(t, top+"/cni/net.d", "a")
+		becomes(t, m, "a")
+		must(t, os.WriteFile(top+"/cni/net.d/10-x.conflist", []byte("{"), 0o600))
+		becomes(t, m, "")
+		if err := m.Ready(); !strings.Contains(err.Error(), "10-x.conflist: not a JSON object") {
+			t.Errorf("reason: %v", err)
+		}
+		put(t, top+"/cni/net.d", "b")
+		becomes(t, m, "b")
+	},
+}
+
+// TestB53 makes, removes, makes again, replaces and relinks the directory, with
+// inotify and without.
+func TestB53(t *testing.T) {
+	for name, change := range changes {
+		t.Run(name, func(t *testing.T) { followChange(t, change, true) })
+	}
+	newWatcher = func() (*fsnotify.Watcher, error) { return nil, syscall.EMFILE }
+	pollEvery = pollInterval / 10 // for the test's sake
+	t.Cleanup(func() { newWatcher, pollEvery = fsnotify.NewWatcher, pollInterval })
+	for name, change := range changes {
+		t.Run(name+", polling", func(t *testing.T) { followChange(t, change, false) })
+	}
+	if pollInterval > follows/2 {
+		t.Errorf("polling every %v is too seldom to follow within %v", pollInterval, follows)
+	}
+}
+
+func followChange(t *testing.T, change func(t *testing.T, m *Manager, top string), inotify bool) {
+	t.Helper()
+	top := t.TempDir()
+	m := manager(t, top+"/cni/net.d")
+	if err := m.Ready(); !errors.Is(err, ErrNotReady) {
+		t.Errorf("Ready without a directory: %v", err)
+	}
+	if _, err := m.Plan(PodNetwork{ID: "x"}); !errors.Is(err, ErrNotReady) {
+		t.Errorf("Plan without a directory: %v", err)
+	}
+	change(t, m, top)
+	if watch := m.Describe().Watch; (watch == "") != inotify {
+		t.Errorf("Describe().Watch = %q", watch)
 	}
 }
 

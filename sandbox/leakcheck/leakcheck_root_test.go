@@ -91,84 +91,98 @@ func TestStartReportsAndDetachesMount(t *testing.T) {
 	}
 }
 
+// thing is something that can be left behind: how to make it, how to remove it,
+// and what a snapshot says of it.
+type thing struct {
+	scope      Scope
+	make, undo func() error
+	want       string
+}
+
+func linkAndCgroup(t *testing.T, name string) map[string]thing {
+	mounts, err := readMounts("/proc/self/mountinfo")
+	if err != nil {
+		t.Fatal(err)
+	}
+	cgroup := ""
+	for _, m := range mounts {
+		if m.fstype == "cgroup" || m.fstype == "cgroup2" {
+			cgroup = filepath.Join(m.point, name+"-x")
+		}
+	}
+	return map[string]thing{
+		"link": {Scope{Links: []string{name}},
+			exec.Command("ip", "link", "add", name, "type", "bridge").Run,
+			exec.Command("ip", "link", "del", name).Run, "network link " + name},
+		"cgroup": {Scope{Cgroups: []string{name}},
+			func() error { return os.Mkdir(cgroup, 0o755) },
+			func() error { return os.Remove(cgroup) }, "cgroup " + cgroup},
+	}
+}
+
+func files(dir string) map[string]thing {
+	var held *os.File
+	return map[string]thing{
+		"lease": {Scope{Leases: []string{dir}},
+			func() error { return os.WriteFile(dir+"/10.88.0.2", nil, 0o600) },
+			func() error { return os.Rename(dir+"/10.88.0.2", dir+"/last_reserved_ip.0") }, "lease " + dir + "/10.88.0.2"},
+		"file": {Scope{Files: []string{dir}},
+			func() error { return os.WriteFile(dir+"/f", nil, 0o600) },
+			func() error { return os.Remove(dir + "/f") }, "file " + dir + "/f"},
+		"descriptor": {Scope{FDs: true},
+			func() (err error) { held, err = os.Open(dir); return err },
+			func() error { return held.Close() }, "descriptor"},
+	}
+}
+
+func processes(dir string) map[string]thing {
+	var child *exec.Cmd
+	kill := func() error { child.Process.Kill(); child.Wait(); return nil }
+	return map[string]thing{
+		"descendant": {Scope{Descendants: true},
+			func() error { child = exec.Command("sleep", "60"); return child.Start() }, kill, "sleep 60"},
+		"process by environment": {Scope{Paths: []string{dir}},
+			func() error {
+				child = exec.Command("sleep", "61")
+				child.Env = []string{"STATE=" + dir + "/x"}
+				return child.Start()
+			}, kill, "sleep 61"},
+		"zombie": {Scope{Descendants: true},
+			func() error {
+				child = exec.Command("true")
+				err := child.Start()
+				time.Sleep(100 * time.Millisecond)
+				return err
+			}, kill, "state Z): [true]"},
+	}
+}
+
 // TestEveryKind makes one thing of each kind, sees it in the difference, removes
 // it, and sees the difference empty again.
 func TestEveryKind(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skipf("skipped: needs root, runs as uid %d", os.Geteuid())
 	}
-	name, dir := Name(t), t.TempDir()
-	cgroup := func(t *testing.T) string {
-		mounts, err := readMounts("/proc/self/mountinfo")
-		if err != nil {
-			t.Fatal(err)
+	dir := t.TempDir()
+	for _, group := range []map[string]thing{linkAndCgroup(t, Name(t)), files(dir), processes(dir)} {
+		for kind, c := range group {
+			t.Run(kind, func(t *testing.T) {
+				before := take(t, c.scope)
+				if err := c.make(); err != nil {
+					t.Fatal(err)
+				}
+				leaks := Diff(before, take(t, c.scope))
+				if err := c.undo(); err != nil {
+					t.Fatal(err)
+				}
+				if len(leaks) != 1 || !strings.Contains(leaks[0], c.want) {
+					t.Errorf("difference = %q, want one with %q", leaks, c.want)
+				}
+				if left, err := Wait(before, c.scope, 2*time.Second); err != nil || len(left) != 0 {
+					t.Errorf("after undoing: %q, %v", left, err)
+				}
+			})
 		}
-		for _, m := range mounts {
-			if m.fstype == "cgroup" || m.fstype == "cgroup2" {
-				return filepath.Join(m.point, name+"-x")
-			}
-		}
-		t.Fatal("no cgroup mount")
-		return ""
-	}
-	var held *os.File
-	var child *exec.Cmd
-	for _, c := range []struct {
-		kind       string
-		scope      Scope
-		make, undo func(t *testing.T) error
-		want       string
-	}{
-		{"descendant", Scope{Descendants: true},
-			func(*testing.T) error { child = exec.Command("sleep", "60"); return child.Start() },
-			func(*testing.T) error { child.Process.Kill(); child.Wait(); return nil }, "sleep 60"},
-		{"process by environment", Scope{Paths: []string{dir}},
-			func(*testing.T) error {
-				child = exec.Command("sleep", "61")
-				child.Env = []string{"STATE=" + dir + "/x"}
-				return child.Start()
-			},
-			func(*testing.T) error { child.Process.Kill(); child.Wait(); return nil }, "sleep 61"},
-		{"zombie", Scope{Descendants: true},
-			func(*testing.T) error {
-				child = exec.Command("true")
-				err := child.Start()
-				time.Sleep(50 * time.Millisecond)
-				return err
-			},
-			func(*testing.T) error { return child.Wait() }, "state Z): [true]"},
-		{"link", Scope{Links: []string{name}},
-			func(*testing.T) error { return exec.Command("ip", "link", "add", name, "type", "bridge").Run() },
-			func(*testing.T) error { return exec.Command("ip", "link", "del", name).Run() }, "network link " + name},
-		{"cgroup", Scope{Cgroups: []string{name}},
-			func(t *testing.T) error { return os.Mkdir(cgroup(t), 0o755) },
-			func(t *testing.T) error { return os.Remove(cgroup(t)) }, name + "-x"},
-		{"lease", Scope{Leases: []string{dir}},
-			func(*testing.T) error { return os.WriteFile(dir+"/10.88.0.2", nil, 0o600) },
-			func(*testing.T) error { return os.Rename(dir+"/10.88.0.2", dir+"/last_reserved_ip.0") }, "lease " + dir + "/10.88.0.2"},
-		{"file", Scope{Files: []string{dir}},
-			func(*testing.T) error { return os.WriteFile(dir+"/f", nil, 0o600) },
-			func(*testing.T) error { return os.Remove(dir + "/f") }, "file " + dir + "/f"},
-		{"descriptor", Scope{FDs: true},
-			func(*testing.T) (err error) { held, err = os.Open(dir); return err },
-			func(*testing.T) error { return held.Close() }, "descriptor"},
-	} {
-		t.Run(c.kind, func(t *testing.T) {
-			before := take(t, c.scope)
-			if err := c.make(t); err != nil {
-				t.Fatal(err)
-			}
-			leaks := Diff(before, take(t, c.scope))
-			if err := c.undo(t); err != nil {
-				t.Fatal(err)
-			}
-			if len(leaks) != 1 || !strings.Contains(leaks[0], c.want) {
-				t.Errorf("difference = %q, want one with %q", leaks, c.want)
-			}
-			if left, err := Wait(before, c.scope, 2*time.Second); err != nil || len(left) != 0 {
-				t.Errorf("after undoing: %q, %v", left, err)
-			}
-		})
 	}
 }
 
