@@ -61,8 +61,10 @@ func (s *Store) pull(ctx context.Context, n name, c *Credentials) (string, error
 type job struct {
 	ref        types.ImageReference
 	sys        *types.SystemContext
-	tags       []string // names to give it
-	repository name     // for digests; zero when there is none to speak of
+	tags       []string                 // names to give it
+	repository name                     // for digests; zero when there is none to speak of
+	tagsOf     func(id string) []string // more names, known by the image's id; may be nil
+	parallel   bool                     // the source may be read by several at once, whatever it says
 }
 
 // fetch runs a job. A second round is needed when a stored layer turns out to

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"runtime"
+	"slices"
 	"sync"
 
 	"github.com/opencontainers/go-digest"
@@ -75,6 +76,9 @@ func (r *run) inspect(ctx context.Context, policy *signature.PolicyContext) erro
 		return err
 	}
 	r.id = r.blobs.config.Digest.String()
+	if r.job.tagsOf != nil {
+		r.job.tags = slices.Concat(r.job.tags, r.job.tagsOf(r.id))
+	}
 	if r.config, err = r.readConfig(ctx); err != nil {
 		return err
 	}

@@ -25,13 +25,15 @@ func (s *source) GetManifest(context.Context, *digest.Digest) ([]byte, string, e
 	return doc.data, doc.mediaType, nil
 }
 
-// HasThreadSafeGetBlob is the real source's word.
-func (s *source) HasThreadSafeGetBlob() bool { return s.run.src.HasThreadSafeGetBlob() }
+// HasThreadSafeGetBlob is the real source's word, unless the job knows better.
+func (s *source) HasThreadSafeGetBlob() bool {
+	return s.run.job.parallel || s.run.src.HasThreadSafeGetBlob()
+}
 
 // GetSignatures gives none: they have been checked.
 func (s *source) GetSignatures(context.Context, *digest.Digest) ([][]byte, error) { return nil, nil }
 
-// LayerInfosForCopy asks the real source.
+// LayerInfosForCopy: the layers are those of the manifest.
 func (s *source) LayerInfosForCopy(context.Context, *digest.Digest) ([]types.BlobInfo, error) {
 	return nil, nil
 }

@@ -31,6 +31,9 @@ func (s *Service) CreateContainer(ctx context.Context, req *cri.CreateContainerR
 	if err != nil {
 		return nil, err
 	}
+	if err := spec.CheckContainer(req.GetConfig(), sb.Config.Message); err != nil {
+		return nil, err
+	}
 	name := sandbox.ContainerName(req.GetConfig().GetMetadata(), sb.ID)
 	id, err := s.operations.Do(ctx, operation.Request{
 		Key: "create " + name, Verb: "CreateContainer", Object: name, Limit: operationLimit,
@@ -207,14 +210,13 @@ func (s *Service) containerNamespaces(sb *sandbox.Sandbox, config *cri.Container
 	ns := s.joinedNamespaces(sb)
 	const field = "config.linux.security_context.namespace_options"
 	o := config.GetLinux().GetSecurityContext().GetNamespaceOptions()
+	if o == nil {
+		o = sb.Namespaces()
+	}
 	switch o.GetPid() {
 	case cri.NamespaceMode_POD:
 		if sb.Pause == nil {
-			// A request without options means mode POD by protobuf's zero; the pod's own choice counts.
-			if o != nil && sb.Namespaces().GetPid() != cri.NamespaceMode_POD {
-				return ns, fmt.Errorf("%w: %s.pid POD, but the sandbox's PID mode is %s", errInvalid, field, sb.Namespaces().GetPid())
-			}
-			break
+			return ns, fmt.Errorf("%w: %s.pid POD, but the sandbox's PID mode is %s", errInvalid, field, sb.Namespaces().GetPid())
 		}
 		ns.PID = fmt.Sprintf("/proc/%d/ns/pid", sb.Pause.PID)
 	case cri.NamespaceMode_TARGET:
@@ -239,7 +241,10 @@ func (s *Service) newContainer(sb *sandbox.Sandbox, config *cri.ContainerConfig,
 	if err != nil {
 		return nil, err
 	}
-	pid := config.GetLinux().GetSecurityContext().GetNamespaceOptions().GetPid()
+	namespaces := config.GetLinux().GetSecurityContext().GetNamespaceOptions()
+	if namespaces == nil {
+		namespaces = sb.Namespaces()
+	}
 	return &sandbox.Container{
 		ID:         newID(),
 		Name:       sandbox.ContainerName(config.GetMetadata(), sb.ID),
@@ -251,7 +256,7 @@ func (s *Service) newContainer(sb *sandbox.Sandbox, config *cri.ContainerConfig,
 		CreatedAt:  time.Now().UnixNano(),
 		LogPath:    log,
 		StopSignal: signal,
-		SharedPIDs: pid != cri.NamespaceMode_CONTAINER,
+		SharedPIDs: namespaces.GetPid() != cri.NamespaceMode_CONTAINER,
 	}, nil
 }
 

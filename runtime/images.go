@@ -5,13 +5,13 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"strconv"
 	"strings"
 	"time"
 
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"berth/image"
+	"berth/oci/spec"
 )
 
 // imageService is CRI's ImageService.
@@ -130,11 +130,6 @@ func (i *imageService) ImageFsInfo(context.Context, *cri.ImageFsInfoRequest) (*c
 // criImage shows a record to the kubelet: with a uid or with a username, never both.
 func criImage(r *image.Record) *cri.Image {
 	out := &cri.Image{Id: r.ID, RepoTags: r.RepoTags, RepoDigests: r.RepoDigests, Size: r.Size, Pinned: r.Pinned}
-	user, _, _ := strings.Cut(r.Config.Config.User, ":")
-	if uid, err := strconv.ParseInt(user, 10, 64); err == nil {
-		out.Uid = &cri.Int64Value{Value: uid}
-	} else {
-		out.Username = user
-	}
+	out.Uid, out.Username = spec.ImageUser(r.Config.Config.User)
 	return out
 }

@@ -14,6 +14,7 @@ import (
 	"berth/oci"
 	"berth/oci/spec"
 	"berth/runtime/operation"
+	"berth/runtime/resolve"
 	"berth/sandbox"
 	"berth/sandbox/namespaces"
 )
@@ -155,33 +156,16 @@ func (s *Service) checkSandbox(req *cri.RunPodSandboxRequest) error {
 	if err := checkCgroupParent(c.GetLinux().GetCgroupParent()); err != nil {
 		return err
 	}
-	return checkSandboxSecurity(c)
+	if err := checkHostname(c); err != nil {
+		return err
+	}
+	return spec.CheckSandbox(c)
 }
 
-func checkSandboxSecurity(c *cri.PodSandboxConfig) error {
-	sc := c.GetLinux().GetSecurityContext()
-	n := sc.GetNamespaceOptions()
-	const field = "config.linux.security_context.namespace_options"
-	if m := n.GetNetwork(); m != cri.NamespaceMode_POD && m != cri.NamespaceMode_NODE {
-		return fmt.Errorf("%w: %s.network %s is neither POD nor NODE", errInvalid, field, m)
-	}
-	if m := n.GetIpc(); m != cri.NamespaceMode_POD && m != cri.NamespaceMode_NODE {
-		return fmt.Errorf("%w: %s.ipc %s is neither POD nor NODE", errInvalid, field, m)
-	}
-	if m := n.GetPid(); m == cri.NamespaceMode_TARGET {
-		return fmt.Errorf("%w: %s.pid TARGET is for containers, not for a sandbox", errInvalid, field)
-	}
-	if u := n.GetUsernsOptions(); u != nil && u.GetMode() != cri.NamespaceMode_NODE {
-		return fmt.Errorf("%w: %s.userns_options.mode %s: user namespaces are not supported", errInvalid, field, u.GetMode())
-	}
-	if sc.GetRunAsGroup() != nil && sc.GetRunAsUser() == nil {
-		return fmt.Errorf("%w: config.linux.security_context.run_as_group %d without run_as_user", errInvalid, sc.GetRunAsGroup().GetValue())
-	}
-	hostNetwork := n.GetNetwork() == cri.NamespaceMode_NODE
-	if hostNetwork && c.GetHostname() != "" {
-		return nil // the kubelet sends the node's name along; the node keeps its own
-	}
-	if len(c.GetHostname()) > 64 {
+// checkHostname bounds what the kernel takes as a hostname. On the host's
+// network the kubelet sends the node's name along, and the node keeps its own.
+func checkHostname(c *cri.PodSandboxConfig) error {
+	if c.GetLinux().GetSecurityContext().GetNamespaceOptions().GetNetwork() != cri.NamespaceMode_NODE && len(c.GetHostname()) > 64 {
 		return fmt.Errorf("%w: config.hostname %q is longer than 64 bytes", errInvalid, c.GetHostname())
 	}
 	return nil
@@ -264,8 +248,12 @@ func (s *Service) startPause(ctx context.Context, sb *sandbox.Sandbox) error {
 	if err != nil {
 		return err
 	}
+	profile, err := resolve.SandboxSeccomp(sb.Config.Message)
+	if err != nil {
+		return err
+	}
 	sp, err := spec.Pause(spec.PauseInput{
-		ID: sb.ID, Sandbox: sb.Config.Message, Host: s.Host, Rootfs: s.PauseDir,
+		ID: sb.ID, Sandbox: sb.Config.Message, Host: s.Host, Rootfs: s.PauseDir, SeccompProfile: profile,
 		Namespaces: s.joinedNamespaces(sb), CgroupsPath: sb.CgroupParent + "/" + sb.ID,
 	})
 	if err != nil {

@@ -13,14 +13,13 @@ import (
 	"berth/network"
 	"berth/oci"
 	"berth/oci/spec"
-	"berth/runtime/resolve"
 	"berth/sandbox"
 	"berth/sandbox/namespaces"
 )
 
 // Sentinels of the flows themselves.
 var (
-	errInvalid      = errors.New("invalid argument")
+	errInvalid      = spec.ErrInvalid // one sentinel for what a request does wrong
 	errPrecondition = errors.New("failed precondition")
 )
 
@@ -40,8 +39,7 @@ var codeOf = []struct {
 	{syscall.ENOSPC, codes.ResourceExhausted},
 	{syscall.EDQUOT, codes.ResourceExhausted},
 	{errInvalid, codes.InvalidArgument},
-	{spec.ErrInvalid, codes.InvalidArgument},
-	{resolve.ErrInvalid, codes.InvalidArgument},
+	{spec.ErrUnsupported, codes.InvalidArgument},
 	{namespaces.ErrInvalid, codes.InvalidArgument},
 	{network.ErrInvalid, codes.InvalidArgument},
 	{image.ErrInvalidReference, codes.InvalidArgument},
@@ -57,7 +55,7 @@ var codeOf = []struct {
 	{image.ErrInvalidImage, codes.InvalidArgument},
 	{network.ErrNotReady, codes.Unavailable},
 	{oci.ErrMonitorUnavailable, codes.Unavailable},
-	{rootfs.ErrInvalid, codes.InvalidArgument},
+	{rootfs.ErrTooManyLayers, codes.InvalidArgument},
 }
 
 // statusOf turns an error into one with a gRPC code; nil stays nil, and an

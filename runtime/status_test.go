@@ -144,17 +144,17 @@ func TestSandboxChecks(t *testing.T) {
 		t.Fatal(err)
 	}
 	for want, spoil := range map[string]func(*cri.RunPodSandboxRequest){
-		"config is missing":                   func(r *cri.RunPodSandboxRequest) { r.Config = nil },
-		"config.metadata.name is empty":       func(r *cri.RunPodSandboxRequest) { r.Config.Metadata.Name = "" },
-		"config.metadata.uid is empty":        func(r *cri.RunPodSandboxRequest) { r.Config.Metadata.Uid = "" },
-		`config.metadata.namespace "../x"`:    func(r *cri.RunPodSandboxRequest) { r.Config.Metadata.Namespace = "../x" },
-		`runtime_handler "kata"`:              func(r *cri.RunPodSandboxRequest) { r.RuntimeHandler = "kata" },
-		`config.log_directory "logs"`:         func(r *cri.RunPodSandboxRequest) { r.Config.LogDirectory = "logs" },
-		`config.linux.cgroup_parent "/"`:      func(r *cri.RunPodSandboxRequest) { r.Config.Linux.CgroupParent = "/" },
-		"namespace_options.network CONTAINER": func(r *cri.RunPodSandboxRequest) { nsOptions(r).Network = cri.NamespaceMode_CONTAINER },
-		"namespace_options.ipc TARGET":        func(r *cri.RunPodSandboxRequest) { nsOptions(r).Ipc = cri.NamespaceMode_TARGET },
-		"namespace_options.pid TARGET":        func(r *cri.RunPodSandboxRequest) { nsOptions(r).Pid = cri.NamespaceMode_TARGET },
-		"run_as_group 5 without run_as_user": func(r *cri.RunPodSandboxRequest) {
+		"config is missing":                func(r *cri.RunPodSandboxRequest) { r.Config = nil },
+		"config.metadata.name is empty":    func(r *cri.RunPodSandboxRequest) { r.Config.Metadata.Name = "" },
+		"config.metadata.uid is empty":     func(r *cri.RunPodSandboxRequest) { r.Config.Metadata.Uid = "" },
+		`config.metadata.namespace "../x"`: func(r *cri.RunPodSandboxRequest) { r.Config.Metadata.Namespace = "../x" },
+		`runtime_handler "kata"`:           func(r *cri.RunPodSandboxRequest) { r.RuntimeHandler = "kata" },
+		`config.log_directory "logs"`:      func(r *cri.RunPodSandboxRequest) { r.Config.LogDirectory = "logs" },
+		`config.linux.cgroup_parent "/"`:   func(r *cri.RunPodSandboxRequest) { r.Config.Linux.CgroupParent = "/" },
+		"namespace_options.network":        func(r *cri.RunPodSandboxRequest) { nsOptions(r).Network = cri.NamespaceMode_CONTAINER },
+		"namespace_options.ipc":            func(r *cri.RunPodSandboxRequest) { nsOptions(r).Ipc = cri.NamespaceMode_TARGET },
+		"namespace_options.pid":            func(r *cri.RunPodSandboxRequest) { nsOptions(r).Pid = cri.NamespaceMode_TARGET },
+		"run_as_group": func(r *cri.RunPodSandboxRequest) {
 			r.Config.Linux.SecurityContext.RunAsGroup = &cri.Int64Value{Value: 5}
 		},
 		"config.hostname": func(r *cri.RunPodSandboxRequest) { r.Config.Hostname = strings.Repeat("h", 65) },

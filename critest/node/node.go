@@ -170,7 +170,6 @@ func (n *Node) Launch(ctx context.Context) error {
 func (n *Node) waitReady(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, readyTimeout)
 	defer cancel()
-	last := errors.New("no answer yet")
 	for {
 		call, stop := context.WithTimeout(ctx, time.Second)
 		res, err := n.Runtime().Status(call, &cri.StatusRequest{})
@@ -182,14 +181,13 @@ func (n *Node) waitReady(ctx context.Context) error {
 			n.ready = true
 			return nil
 		}
-		last = err
 		n.conn.ResetConnectBackoff()
 		select {
 		case end := <-n.exited:
 			n.exited <- end
 			return fmt.Errorf("the daemon ended at once (%w); its log ends with:\n%s", errOf(end), n.LogTail(30))
 		case <-ctx.Done():
-			return fmt.Errorf("wait for the daemon: %w; its log ends with:\n%s", last, n.LogTail(30))
+			return fmt.Errorf("wait for the daemon: %w; its log ends with:\n%s", err, n.LogTail(30))
 		case <-time.After(10 * time.Millisecond):
 		}
 	}

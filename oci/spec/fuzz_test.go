@@ -4,12 +4,14 @@ import (
 	"bytes"
 	"encoding/json"
 	"errors"
+	"math/rand"
 	"slices"
 	"testing"
 
 	ispec "github.com/opencontainers/image-spec/specs-go/v1"
 	rspec "github.com/opencontainers/runtime-spec/specs-go"
 	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protoreflect"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
@@ -55,29 +57,119 @@ func FuzzContainer(f *testing.F) {
 		in.Host.CgroupV2 = v2
 		in.Resolved.MountSources = sources(in.Config)
 		in.Resolved.SeccompProfile = profile
-		spec, warnings, err := Container(in)
-		if err != nil {
-			if !errors.Is(err, ErrInvalid) && !errors.Is(err, ErrUnsupported) {
-				t.Fatalf("an error without a kind: %v", err)
-			}
-			return
-		}
-		first, err := json.Marshal(spec)
-		if err != nil {
-			t.Fatal(err)
-		}
-		again, againWarnings, err := Container(in)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if second, _ := json.Marshal(again); !bytes.Equal(first, second) || !slices.Equal(warnings, againWarnings) {
-			t.Fatal("two results for one input")
-		}
-		checkRules(t, in, spec)
-		if _, err := Pause(PauseInput{Sandbox: in.Sandbox, Host: in.Host, SeccompProfile: profile}); err != nil && !errors.Is(err, ErrInvalid) && !errors.Is(err, ErrUnsupported) {
+		translate(t, in)
+	})
+}
+
+// translate makes the specification twice and checks all that must hold. It
+// says whether the request was taken.
+func translate(t *testing.T, in ContainerInput) bool {
+	t.Helper()
+	if _, err := Pause(PauseInput{Sandbox: in.Sandbox, Host: in.Host, SeccompProfile: in.Resolved.SeccompProfile}); err != nil && !hasKind(err) {
+		t.Fatalf("an error without a kind: %v", err)
+	}
+	spec, warnings, err := Container(in)
+	if err != nil {
+		if !hasKind(err) {
 			t.Fatalf("an error without a kind: %v", err)
 		}
-	})
+		return false
+	}
+	first, err := json.Marshal(spec)
+	if err != nil {
+		t.Fatal(err)
+	}
+	again, againWarnings, err := Container(in)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if second, _ := json.Marshal(again); !bytes.Equal(first, second) || !slices.Equal(warnings, againWarnings) {
+		t.Fatal("two results for one input")
+	}
+	checkRules(t, in, spec)
+	return true
+}
+
+func hasKind(err error) bool { return errors.Is(err, ErrInvalid) || errors.Is(err, ErrUnsupported) }
+
+// TestRandomRequests fills every field of requests from a small stock of right
+// and wrong values, which byte-wise fuzzing seldom reaches.
+func TestRandomRequests(t *testing.T) {
+	taken := 0
+	const rounds = 3000
+	for seed := range int64(rounds) {
+		g := generator{rand.New(rand.NewSource(seed))}
+		in := base()
+		g.fill(in.Config.ProtoReflect(), 0)
+		g.fill(in.Sandbox.ProtoReflect(), 0)
+		in.Host.CgroupV2, in.Host.AppArmorEnabled = g.Intn(2) == 0, g.Intn(2) == 0
+		in.Resolved.MountSources = sources(in.Config)
+		in.Resolved.SeccompProfile = []byte(`{"defaultAction":"SCMP_ACT_ALLOW"}`)
+		if translate(t, in) {
+			taken++
+		}
+	}
+	if taken < rounds/100 {
+		t.Errorf("only %d of %d requests were taken: the stock of values is too wrong", taken, rounds)
+	}
+}
+
+// generator makes random messages.
+type generator struct{ *rand.Rand }
+
+var (
+	stockStrings = []string{"", "/a", "/a/b", "/dev/x", "r", "KILL", "CAP_CHOWN", "0-1", "2MB", "memory.max", "runtime/default", "localhost//p", "x\x00"}
+	stockNumbers = []int64{0, 0, 0, 1, 2, 1000, 4096, 100000, -1, 1 << 31}
+)
+
+// fill sets about one field in six, lists and maps with up to two elements.
+func (g generator) fill(m protoreflect.Message, depth int) {
+	fields := m.Descriptor().Fields()
+	for i := range fields.Len() {
+		f := fields.Get(i)
+		if g.Intn(6) > 0 || depth > 5 {
+			continue
+		}
+		switch {
+		case f.IsMap():
+			m.Mutable(f).Map().Set(g.value(f.MapKey()).MapKey(), g.value(f.MapValue()))
+		case f.IsList():
+			list := m.Mutable(f).List()
+			for range 1 + g.Intn(2) {
+				if f.Message() != nil {
+					g.fill(list.AppendMutable().Message(), depth+1)
+				} else {
+					list.Append(g.value(f))
+				}
+			}
+		case f.Message() != nil:
+			g.fill(m.Mutable(f).Message(), depth+1)
+		default:
+			m.Set(f, g.value(f))
+		}
+	}
+}
+
+func (g generator) value(f protoreflect.FieldDescriptor) protoreflect.Value {
+	number := stockNumbers[g.Intn(len(stockNumbers))]
+	text := stockStrings[g.Intn(len(stockStrings))]
+	switch f.Kind() {
+	case protoreflect.BoolKind:
+		return protoreflect.ValueOfBool(g.Intn(2) == 0)
+	case protoreflect.EnumKind:
+		return protoreflect.ValueOfEnum(protoreflect.EnumNumber(g.Intn(4)))
+	case protoreflect.Int64Kind:
+		return protoreflect.ValueOfInt64(number)
+	case protoreflect.Int32Kind:
+		return protoreflect.ValueOfInt32(int32(number))
+	case protoreflect.Uint32Kind:
+		return protoreflect.ValueOfUint32(uint32(number))
+	case protoreflect.Uint64Kind:
+		return protoreflect.ValueOfUint64(uint64(number))
+	case protoreflect.BytesKind:
+		return protoreflect.ValueOfBytes([]byte(text))
+	}
+	return protoreflect.ValueOfString(text)
 }
 
 // checkRules holds for every specification, whatever was asked for.
