@@ -1,0 +1,287 @@
+package image
+
+import (
+	"archive/tar"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path"
+	"path/filepath"
+	"regexp"
+	"runtime"
+	"slices"
+	"strings"
+
+	ispec "github.com/opencontainers/image-spec/specs-go/v1"
+	"go.podman.io/image/v5/docker/archive"
+	"go.podman.io/image/v5/oci/layout"
+)
+
+// Import takes in the images of an archive as `docker save` or a tool for OCI
+// layouts writes them, plain or compressed with gzip or zstd. It returns a
+// name, or an id where there is no name, for each image. It blocks; a done ctx
+// ends it. Images that were taken in before an error stay, and are returned
+// with it. The error is an *Error, or ctx's.
+func (s *Store) Import(ctx context.Context, file string) ([]string, error) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	defer context.AfterFunc(s.life, cancel)()
+	names, err := s.importFile(ctx, file)
+	if err != nil {
+		err = s.describe("import", file, err, nil)
+	}
+	return names, err
+}
+
+func (s *Store) importFile(ctx context.Context, file string) ([]string, error) {
+	oci, err := isLayout(file)
+	if err != nil {
+		return nil, err
+	}
+	if oci {
+		return s.importLayout(ctx, file)
+	}
+	return s.importDocker(ctx, file)
+}
+
+// each calls f for the files of an archive until it says stop.
+func each(file string, f func(h *tar.Header, body io.Reader) (stop bool, err error)) error {
+	in, err := os.Open(file)
+	if err != nil {
+		return err
+	}
+	defer in.Close()
+	plain, closePlain, err := decompress(in)
+	if err != nil {
+		return fmt.Errorf("%w: %w", ErrInvalidImage, err)
+	}
+	defer closePlain()
+	for tr := tar.NewReader(plain); ; {
+		h, err := tr.Next()
+		if err == io.EOF {
+			return nil
+		}
+		if err != nil {
+			return fmt.Errorf("%w: read archive: %w", ErrInvalidImage, err)
+		}
+		if stop, err := f(h, tr); stop || err != nil {
+			return err
+		}
+	}
+}
+
+// isLayout looks for the marks of an OCI layout. New archives of docker are
+// both; then the layout counts, as its digests are the registry's.
+func isLayout(file string) (bool, error) {
+	docker, oci := false, false
+	err := each(file, func(h *tar.Header, _ io.Reader) (bool, error) {
+		switch path.Clean(h.Name) {
+		case ispec.ImageLayoutFile, ispec.ImageIndexFile:
+			oci = true
+		case "manifest.json":
+			docker = true
+		}
+		return oci, nil
+	})
+	if err == nil && !docker && !oci {
+		err = fmt.Errorf("%w: neither an archive of docker nor one of an OCI layout", ErrInvalidImage)
+	}
+	return oci, err
+}
+
+// importDocker leaves reading the old form of archives to the library.
+func (s *Store) importDocker(ctx context.Context, file string) ([]string, error) {
+	sys, err := s.system("", nil)
+	if err != nil {
+		return nil, err
+	}
+	reader, err := archive.NewReader(sys, file)
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrInvalidImage, err)
+	}
+	defer reader.Close()
+	groups, err := reader.List()
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrInvalidImage, err)
+	}
+	var done []string
+	for _, refs := range groups {
+		j := job{ref: refs[0], sys: sys}
+		for _, ref := range refs {
+			if named := ref.DockerReference(); named != nil {
+				j.tags = append(j.tags, named.String())
+			}
+		}
+		id, err := s.fetch(ctx, j)
+		if err != nil {
+			return done, err
+		}
+		done = append(done, firstName(j.tags, id))
+	}
+	return done, nil
+}
+
+func firstName(tags []string, id string) string {
+	if len(tags) > 0 {
+		return tags[0]
+	}
+	return id
+}
+
+// layoutFile are the members of an archive that make the layout.
+var layoutFile = regexp.MustCompile(`^(oci-layout|index\.json|manifest\.json|blobs/sha256/[0-9a-f]{64})$`)
+
+func (s *Store) importLayout(ctx context.Context, file string) ([]string, error) {
+	dir, err := os.MkdirTemp(s.staging(), "import-")
+	if err != nil {
+		return nil, err
+	}
+	defer os.RemoveAll(dir)
+	if err := unpackLayout(ctx, file, dir); err != nil {
+		return nil, err
+	}
+	var index ispec.Index
+	if err := readJSON(filepath.Join(dir, ispec.ImageIndexFile), &index); err != nil {
+		return nil, err
+	}
+	root, err := os.OpenRoot(dir)
+	if err != nil {
+		return nil, err
+	}
+	defer root.Close()
+	sys, err := s.system("", nil)
+	if err != nil {
+		return nil, err
+	}
+	more := dockerTags(dir)
+	reader := layout.NewReaderWithRoot(root)
+	var done []string
+	for i, d := range index.Manifests {
+		if !forHere(d.Platform) {
+			continue
+		}
+		ref, err := reader.NewIndexReference(dir, i)
+		if err != nil {
+			return done, err
+		}
+		n, err := s.importOne(ctx, job{ref: ref, sys: sys, parallel: true}, d, more)
+		if err != nil {
+			return done, err
+		}
+		done = append(done, n)
+	}
+	if len(done) == 0 {
+		return nil, fmt.Errorf("%w: the archive has no image for linux/%s", ErrInvalidImage, runtime.GOARCH)
+	}
+	return done, nil
+}
+
+// unpackLayout writes the layout's files, and nothing else that may be in the
+// archive.
+func unpackLayout(ctx context.Context, file, dir string) error {
+	if err := os.MkdirAll(filepath.Join(dir, "blobs", "sha256"), 0o700); err != nil {
+		return err
+	}
+	return each(file, func(h *tar.Header, body io.Reader) (bool, error) {
+		if err := ctx.Err(); err != nil {
+			return true, err
+		}
+		name := path.Clean(h.Name)
+		if h.Typeflag != tar.TypeReg || !layoutFile.MatchString(name) {
+			return false, nil
+		}
+		out, err := os.OpenFile(filepath.Join(dir, name), os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+		if errors.Is(err, fs.ErrExist) {
+			return true, fmt.Errorf("%w: the archive has %s twice", ErrInvalidImage, name)
+		}
+		if err != nil {
+			return true, err
+		}
+		_, err = io.Copy(out, body)
+		if closeErr := out.Close(); err == nil {
+			err = closeErr
+		}
+		return err != nil, err
+	})
+}
+
+// forHere: an entry of the archive's own index that names another platform is
+// for somebody else.
+func forHere(p *ispec.Platform) bool {
+	return p == nil || p.OS == "linux" && p.Architecture == runtime.GOARCH
+}
+
+// importOne takes in one entry of a layout's index.
+func (s *Store) importOne(ctx context.Context, j job, d ispec.Descriptor, more map[string][]string) (string, error) {
+	if n, ok := annotatedName(d.Annotations); ok {
+		j.tags, j.repository = []string{n.tag()}, n
+		if n.tag() == "" {
+			j.tags = nil
+		}
+	}
+	j.tagsOf = func(id string) []string { return more[id] }
+	id, err := s.fetch(ctx, j)
+	if err != nil {
+		return "", err
+	}
+	return firstName(slices.Concat(j.tags, more[id]), id), nil
+}
+
+// annotatedName is the name that tools write beside an image: containerd's in
+// full, or the layout's own, which is a tag alone with some tools and then no
+// name.
+func annotatedName(a map[string]string) (name, bool) {
+	text := a["io.containerd.image.name"]
+	if text == "" {
+		text = a[ispec.AnnotationRefName]
+		if !strings.ContainsAny(text, "/:") {
+			return name{}, false
+		}
+	}
+	n, err := parseName(text)
+	return n, err == nil
+}
+
+// dockerTags reads docker's own list beside a layout: image id → names.
+func dockerTags(dir string) map[string][]string {
+	var items []struct {
+		Config   string
+		RepoTags []string
+	}
+	tags := map[string][]string{}
+	if readJSON(filepath.Join(dir, "manifest.json"), &items) != nil {
+		return tags // not there, or not needed
+	}
+	for _, item := range items {
+		id := idStart + strings.TrimSuffix(path.Base(item.Config), ".json")
+		for _, text := range item.RepoTags {
+			if n, err := parseName(text); err == nil && n.tag() != "" {
+				tags[id] = appendNew(tags[id], n.tag())
+			}
+		}
+	}
+	return tags
+}
+
+func readJSON(file string, v any) error {
+	f, err := os.Open(file)
+	if err != nil {
+		return fmt.Errorf("%w: %w", ErrInvalidImage, err)
+	}
+	defer f.Close()
+	data, err := io.ReadAll(io.LimitReader(f, maxManifest+1))
+	if err != nil {
+		return err
+	}
+	if len(data) > maxManifest {
+		return fmt.Errorf("%w: %s has more than %d bytes", ErrInvalidImage, filepath.Base(file), maxManifest)
+	}
+	if err := json.Unmarshal(data, v); err != nil {
+		return fmt.Errorf("%w: %s: %v", ErrInvalidImage, filepath.Base(file), err)
+	}
+	return nil
+}

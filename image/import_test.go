@@ -1,0 +1,152 @@
+package image
+
+import (
+	"archive/tar"
+	"bytes"
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+
+	"github.com/opencontainers/go-digest"
+	specs "github.com/opencontainers/image-spec/specs-go"
+	ispec "github.com/opencontainers/image-spec/specs-go/v1"
+)
+
+// archiveOf writes files as a tar, compressed by pack.
+func archiveOf(t *testing.T, pack func([]byte) layerBlob, files ...file) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "archive")
+	if err := os.WriteFile(path, pack(tarOf(t, files...)).data, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+func toJSON(t *testing.T, v any) string {
+	t.Helper()
+	data, err := json.Marshal(v)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(data)
+}
+
+// ociArchive holds one image for each name; "" has none.
+func ociArchive(t *testing.T, pack func([]byte) layerBlob, names ...string) (string, []string) {
+	t.Helper()
+	files := []file{{name: "oci-layout", body: `{"imageLayoutVersion":"1.0.0"}`}, {name: "blobs/sha256/", kind: tar.TypeDir}}
+	blob := func(data []byte) (digest.Digest, int64) {
+		d := digest.FromBytes(data)
+		files = append(files, file{name: "blobs/sha256/" + d.Encoded(), body: string(data)})
+		return d, int64(len(data))
+	}
+	index := ispec.Index{Versioned: specs.Versioned{SchemaVersion: 2}}
+	var ids []string
+	for _, n := range names {
+		l := gzipLayer(tarOf(t, file{name: "name", body: "I am " + n}))
+		config := []byte(toJSON(t, ispec.Image{
+			Platform: ispec.Platform{Architecture: "amd64", OS: "linux"},
+			RootFS:   ispec.RootFS{Type: "layers", DiffIDs: []digest.Digest{digest.FromBytes(l.tar)}},
+		}))
+		m := ispec.Manifest{Versioned: specs.Versioned{SchemaVersion: 2}, MediaType: ispec.MediaTypeImageManifest}
+		m.Config.MediaType = ispec.MediaTypeImageConfig
+		m.Config.Digest, m.Config.Size = blob(config)
+		layer := ispec.Descriptor{MediaType: l.mediaType}
+		layer.Digest, layer.Size = blob(l.data)
+		m.Layers = []ispec.Descriptor{layer}
+		d := ispec.Descriptor{MediaType: ispec.MediaTypeImageManifest}
+		d.Digest, d.Size = blob([]byte(toJSON(t, m)))
+		if n != "" {
+			d.Annotations = map[string]string{ispec.AnnotationRefName: n}
+		}
+		index.Manifests = append(index.Manifests, d)
+		ids = append(ids, m.Config.Digest.String())
+	}
+	files = append(files, file{name: "index.json", body: toJSON(t, index)})
+	return archiveOf(t, pack, files...), ids
+}
+
+func TestImportOCIArchives(t *testing.T) {
+	for kind, pack := range map[string]func([]byte) layerBlob{"plain": plainLayer, "gzip": gzipLayer, "zstd": zstdLayer} {
+		t.Run(kind, func(t *testing.T) {
+			s := open(t, t.TempDir(), nil)
+			path, ids := ociArchive(t, pack, "example.org/a:1", "", "b:2")
+			got, err := s.Import(t.Context(), path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			want := []string{"example.org/a:1", ids[1], "docker.io/library/b:2"}
+			if !slices.Equal(got, want) {
+				t.Fatalf("imported %q, want %q", got, want)
+			}
+			r, err := s.Resolve("b:2")
+			if err != nil || r.ID != ids[2] {
+				t.Fatalf("%+v %v", r, err)
+			}
+			data, err := os.ReadFile(filepath.Join(r.Layers[0], "name"))
+			if err != nil || string(data) != "I am b:2" {
+				t.Fatalf("%q %v", data, err)
+			}
+			if left, _ := os.ReadDir(s.staging()); len(left) != 0 {
+				t.Errorf("staging holds %v", left)
+			}
+		})
+	}
+}
+
+func TestImportDockerArchives(t *testing.T) {
+	for kind, pack := range map[string]func([]byte) layerBlob{"plain": plainLayer, "gzip": gzipLayer, "zstd": zstdLayer} {
+		t.Run(kind, func(t *testing.T) {
+			s := open(t, t.TempDir(), nil)
+			layerTar := tarOf(t, file{name: "hello", body: "docker"})
+			config := toJSON(t, ispec.Image{
+				Platform: ispec.Platform{Architecture: "amd64", OS: "linux"},
+				RootFS:   ispec.RootFS{Type: "layers", DiffIDs: []digest.Digest{digest.FromBytes(layerTar)}},
+			})
+			id := digest.FromString(config)
+			path := archiveOf(t, pack,
+				file{name: id.Encoded() + ".json", body: config},
+				file{name: "one/layer.tar", body: string(layerTar)},
+				file{name: "manifest.json", body: toJSON(t, []map[string]any{{
+					"Config": id.Encoded() + ".json", "Layers": []string{"one/layer.tar"}, "RepoTags": []string{"x:1", "y.example/z:2"},
+				}})})
+			got, err := s.Import(t.Context(), path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if !slices.Equal(got, []string{"docker.io/library/x:1"}) {
+				t.Fatalf("imported %q", got)
+			}
+			for _, n := range []string{"x:1", "y.example/z:2", id.String()} {
+				if r, err := s.Resolve(n); err != nil || r.ID != id.String() {
+					t.Errorf("resolve %s: %v %v", n, r, err)
+				}
+			}
+		})
+	}
+}
+
+func TestImportRefusesWhatIsNoArchive(t *testing.T) {
+	s := open(t, t.TempDir(), nil)
+	whole, _ := ociArchive(t, gzipLayer, "a:1")
+	data, err := os.ReadFile(whole)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, content := range map[string][]byte{
+		"empty": nil, "text": bytes.Repeat([]byte("no tar "), 1000), "cut": data[:len(data)/2],
+		"other tar": tarOf(t, file{name: "x", body: "y"}),
+	} {
+		path := filepath.Join(t.TempDir(), "f")
+		if err := os.WriteFile(path, content, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		_, err := s.Import(t.Context(), path)
+		if err == nil || classify(err) != ErrInvalidImage {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	empty(t, s)
+}
