@@ -156,6 +156,19 @@ func Compress(c Compression, raw []byte) (Layer, error) {
 
 // Publish serves the image as repository:tag (and by digest).
 func (m Image) Publish(r *registry.Registry, repository, tag string) (Published, error) {
+	p, blobs, err := m.encode()
+	if err != nil {
+		return p, fmt.Errorf("encode %s: %w", repository, err)
+	}
+	for _, blob := range blobs {
+		r.PutBlob(blob)
+	}
+	r.PutManifest(repository, tag, p.Type, p.Body)
+	return p, nil
+}
+
+// encode makes config and manifest; blobs are the config and then the layers.
+func (m Image) encode() (p Published, blobs [][]byte, err error) {
 	config := ispec.Image{
 		Author:   m.Stamp,
 		Platform: ispec.Platform{Architecture: runtime.GOARCH, OS: "linux"},
@@ -174,21 +187,24 @@ func (m Image) Publish(r *registry.Registry, repository, tag string) (Published,
 		if m.Docker && mediaType == ispec.MediaTypeImageLayerGzip {
 			mediaType = DockerLayerGzip
 		}
-		manifest.Layers = append(manifest.Layers, ispec.Descriptor{
-			MediaType: mediaType, Digest: r.PutBlob(l.Blob), Size: int64(len(l.Blob)),
-		})
+		manifest.Layers = append(manifest.Layers, descriptor(mediaType, l.Blob))
+		blobs = append(blobs, l.Blob)
 	}
 	raw, err := json.Marshal(config)
 	if err != nil {
-		return Published{}, fmt.Errorf("encode the config of %s: %w", repository, err)
+		return p, nil, fmt.Errorf("encode the config: %w", err)
 	}
-	manifest.Config = ispec.Descriptor{MediaType: configType, Digest: r.PutBlob(raw), Size: int64(len(raw))}
-	body, err := json.Marshal(manifest)
-	if err != nil {
-		return Published{}, fmt.Errorf("encode the manifest of %s: %w", repository, err)
+	manifest.Config = descriptor(configType, raw)
+	p = Published{Config: manifest.Config.Digest, Type: manifest.MediaType}
+	if p.Body, err = json.Marshal(manifest); err != nil {
+		return p, nil, fmt.Errorf("encode the manifest: %w", err)
 	}
-	d := r.PutManifest(repository, tag, manifest.MediaType, body)
-	return Published{Manifest: d, Config: manifest.Config.Digest, Body: body, Type: manifest.MediaType}, nil
+	p.Manifest = digest.FromBytes(p.Body)
+	return p, append([][]byte{raw}, blobs...), nil
+}
+
+func descriptor(mediaType string, blob []byte) ispec.Descriptor {
+	return ispec.Descriptor{MediaType: mediaType, Digest: digest.FromBytes(blob), Size: int64(len(blob))}
 }
 
 // Index serves an index with these platforms' manifests as repository:tag.
