@@ -169,10 +169,10 @@ func kernelAtLeast(t *testing.T, major, minor int) bool {
 func TestImageImport(t *testing.T) {
 	e := start(t, node.Options{})
 	m := images.Image{Layers: []images.Layer{parts.Base}, Config: ispec.ImageConfig{Cmd: []string{"sh"}, Env: []string{"PATH=/bin"}}}
-	for kind, archive := range map[string]func(string) ([]byte, images.Published, error){"oci": m.OCIArchive, "docker": m.DockerArchive} {
+	for kind, archive := range map[string]func(images.Image, string) ([]byte, images.Published, error){"oci": images.Image.OCIArchive, "docker": images.Image.DockerArchive} {
 		m.Stamp = kind
 		name := "docker.io/cases/imported-" + kind + ":1"
-		data, done, err := archive(name)
+		data, done, err := archive(m, name)
 		if err != nil {
 			t.Fatal(err)
 		}
