@@ -79,7 +79,7 @@ func TestB87EqualPlaces(t *testing.T) {
 	for _, hosts := range [][]string{{"/1", "/2"}, {"/2", "/1"}} {
 		in := base()
 		in.Config.Mounts = []*cri.Mount{
-			{ContainerPath: "/x/y", HostPath: hosts[0]}, {ContainerPath: "/z", HostPath: "/z"}, {ContainerPath: "/x/./y/", HostPath: hosts[1]},
+			{ContainerPath: "/x/y", HostPath: hosts[0]}, {ContainerPath: "/z", HostPath: "/z"}, {ContainerPath: "/../x/./q/../y/", HostPath: hosts[1]},
 		}
 		in.Resolved.MountSources = sources(in.Config)
 		spec, _, err := Container(in)

@@ -147,7 +147,7 @@ func TestRefusalsSecurity(t *testing.T) {
 			s.Capabilities = &cri.Capability{AddAmbientCapabilities: []string{"CAP_CAP_KILL"}}
 		}), field + `capabilities.add_ambient_capabilities "CAP_CAP_KILL"`, nil},
 		{"relative masked path", sc(func(s *cri.LinuxContainerSecurityContext) { s.MaskedPaths = []string{"proc"} }), field + `masked_paths "proc"`, nil},
-		{"climbing readonly path", sc(func(s *cri.LinuxContainerSecurityContext) { s.ReadonlyPaths = []string{"/a/../b"} }), field + `readonly_paths "/a/../b"`, nil},
+		{"empty readonly path", sc(func(s *cri.LinuxContainerSecurityContext) { s.ReadonlyPaths = []string{""} }), field + `readonly_paths: missing`, nil},
 	})
 }
 
@@ -240,7 +240,7 @@ func TestRefusalsMounts(t *testing.T) {
 	runRefusals(t, []refusal{
 		{"no container path", mount(&cri.Mount{HostPath: h}), "mounts[0].container_path: missing", nil},
 		{"relative container path", mount(&cri.Mount{ContainerPath: "c", HostPath: h}), `mounts[0].container_path "c": must be absolute`, nil},
-		{"climbing container path", mount(&cri.Mount{ContainerPath: "/c/../../etc", HostPath: h}), `mounts[0].container_path "/c/../../etc"`, nil},
+		{"climbing to the root", mount(&cri.Mount{ContainerPath: "/c/../..", HostPath: h}), `mounts[0].container_path "/c/../.."`, nil},
 		{"over the root", mount(&cri.Mount{ContainerPath: "//.", HostPath: h}), `mounts[0].container_path "//."`, nil},
 		{"no host path", mount(&cri.Mount{ContainerPath: c}), "mounts[0].host_path: missing", nil},
 		{"relative host path", mount(&cri.Mount{ContainerPath: c, HostPath: "h"}), `mounts[0].host_path "h"`, nil},

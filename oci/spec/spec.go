@@ -31,6 +31,10 @@
 //     host's. NODE is refused in a pod that does not have it. A container without
 //     namespace options takes those of its sandbox.
 //   - An unset seccomp profile is Unconfined, as the CRI says.
+//   - RuntimeDefault keeps a profile's sub-architectures (x86 and x32 on amd64)
+//     although they cost an OCI runtime most of the filter's time: without them
+//     libseccomp kills 32-bit programs instead of filtering them.
+//   - Container paths are cleaned as text, so ".." never leaves the root.
 //   - Dropping wins over adding for one capability; adding wins over dropping ALL.
 //   - The primary group is always among the additional groups: otherwise a file's
 //     "deny this group" could be escaped by a set-gid program.
