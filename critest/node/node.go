@@ -203,7 +203,8 @@ func errOf(err error) error {
 // unready returns the first condition that does not hold.
 func (n *Node) unready(s *cri.RuntimeStatus) error {
 	for _, c := range s.GetConditions() {
-		if !c.GetStatus() && (c.GetType() != cri.NetworkReady || !n.options.NoCNI) {
+		asked := c.GetType() == cri.RuntimeReady || c.GetType() == cri.NetworkReady && !n.options.NoCNI
+		if asked && !c.GetStatus() {
 			return fmt.Errorf("%s is false: %s: %s", c.GetType(), c.GetReason(), c.GetMessage())
 		}
 	}
