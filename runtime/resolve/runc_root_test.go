@@ -36,7 +36,9 @@ type report struct {
 	Mounts     string // /proc/self/mountinfo
 	Devices    []string
 	Failures   map[string]string // what was tried, and the error
-	ReadMasked int               // bytes read of /proc/kcore's mask
+	ReadMasked int               // bytes read of /proc/keys
+	Cgroup     string            // /proc/self/cgroup
+	Memory     []string          // limits of memory, and of memory with swap (v1) or swap (v2)
 }
 
 // TestMain lets the test binary, which is static, be the program in a container.
@@ -89,6 +91,12 @@ func probe() report {
 			r.Failures[name] = err.Error()
 		}
 	}
+	r.Cgroup = strings.TrimSpace(text("/proc/self/cgroup"))
+	for _, name := range []string{"memory/memory.limit_in_bytes", "memory/memory.memsw.limit_in_bytes", "memory.max", "memory.swap.max"} {
+		if limit := strings.TrimSpace(text("/sys/fs/cgroup/" + name)); limit != "" {
+			r.Memory = append(r.Memory, limit)
+		}
+	}
 	r.ReadMasked = len(text("/proc/keys"))
 	return r
 }
@@ -133,16 +141,8 @@ func newNode(t *testing.T) *node {
 	root := filepath.Join(n.dir, "rootfs")
 	write(t, filepath.Join(root, "etc/passwd"), "root:x:0:0::/root:/x\napp:x:1000:1000::/home/app:/x\n")
 	write(t, filepath.Join(root, "etc/group"), "more:x:50000:app\n")
-	self, err := os.ReadFile("/proc/self/exe")
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, name := range []string{"probe", "pause"} {
-		write(t, filepath.Join(root, name), string(self))
-		if err := os.Chmod(filepath.Join(root, name), 0o755); err != nil {
-			t.Fatal(err)
-		}
-	}
+	program(t, filepath.Join(root, "probe"))
+	program(t, filepath.Join(root, "pause"))
 	shm := filepath.Join(n.dir, "shm")
 	if err := os.Mkdir(shm, 0o1777); err != nil {
 		t.Fatal(err)
@@ -164,6 +164,19 @@ func newNode(t *testing.T) *node {
 		}}},
 	}
 	return n
+}
+
+// program copies the test binary.
+func program(t *testing.T, at string) {
+	t.Helper()
+	self, err := os.ReadFile("/proc/self/exe")
+	if err != nil {
+		t.Fatal(err)
+	}
+	write(t, at, string(self))
+	if err := os.Chmod(at, 0o755); err != nil {
+		t.Fatal(err)
+	}
 }
 
 // run makes a container's specification and runs it.
@@ -240,18 +253,8 @@ func TestRuncUnprivileged(t *testing.T) {
 	sc := c.Linux.SecurityContext
 	sc.RunAsUsername, sc.SupplementalGroups = "app", []int64{77}
 	sc.Seccomp = &cri.SecurityProfile{ProfileType: cri.SecurityProfile_RuntimeDefault}
-	if err := os.MkdirAll(data, 0o777); err != nil {
-		t.Fatal(err)
-	}
+	program(t, filepath.Join(data, "probe"))
 	if err := os.Chmod(data, 0o777); err != nil {
-		t.Fatal(err)
-	}
-	self, err := os.ReadFile("/proc/self/exe")
-	if err != nil {
-		t.Fatal(err)
-	}
-	write(t, filepath.Join(data, "probe"), string(self))
-	if err := os.Chmod(filepath.Join(data, "probe"), 0o755); err != nil {
 		t.Fatal(err)
 	}
 	r := n.run()
@@ -279,6 +282,16 @@ func TestRuncUnprivileged(t *testing.T) {
 				t.Errorf("a descriptor leaked: %s", fd)
 			}
 		}
+	}
+	memory := []string{"268435456", "268435456"}
+	if n.request.Host.CgroupV2 {
+		memory[1] = "0"
+		if r.Cgroup != "0::/" {
+			t.Errorf("no cgroup namespace: %s", r.Cgroup)
+		}
+	}
+	if n.request.Host.SwapControl && !slices.Equal(r.Memory, memory) {
+		t.Errorf("memory limits %v, want %v", r.Memory, memory)
 	}
 	if r.ReadMasked != 0 {
 		t.Error("/proc/keys is not masked")
