@@ -123,7 +123,7 @@ func (s *Service) make(ctx context.Context, op *operation.Operation, c *sandbox.
 		return err
 	}
 	for _, w := range warnings {
-		s.Log.WithFields(logrus.Fields{"container": c.ID, "sandbox": sb.ID}).Debug(w)
+		s.warn(logrus.Fields{"container": c.ID, "sandbox": sb.ID}, w)
 	}
 	if err := oci.WriteBundle(s.bundleDir(c.ID), sp); err != nil {
 		return err
@@ -209,18 +209,14 @@ func (s *Service) visibleHostname(sb *sandbox.Sandbox) string {
 func (s *Service) containerNamespaces(sb *sandbox.Sandbox, config *cri.ContainerConfig) (spec.Namespaces, error) {
 	ns := s.joinedNamespaces(sb)
 	const field = "config.linux.security_context.namespace_options"
-	o := config.GetLinux().GetSecurityContext().GetNamespaceOptions()
-	if o == nil {
-		o = sb.Namespaces()
-	}
-	switch o.GetPid() {
+	switch spec.PIDMode(config, sb.Config.Message) {
 	case cri.NamespaceMode_POD:
 		if sb.Pause == nil {
-			return ns, fmt.Errorf("%w: %s.pid POD, but the sandbox's PID mode is %s", errInvalid, field, sb.Namespaces().GetPid())
+			return ns, fmt.Errorf("%w: pod sandbox %s has no pause process", errPrecondition, sb.ID)
 		}
 		ns.PID = fmt.Sprintf("/proc/%d/ns/pid", sb.Pause.PID)
 	case cri.NamespaceMode_TARGET:
-		target, err := s.runningContainer(o.GetTargetId())
+		target, err := s.runningContainer(config.GetLinux().GetSecurityContext().GetNamespaceOptions().GetTargetId())
 		if err != nil {
 			return ns, fmt.Errorf("%s.target_id: %w", field, err)
 		}
@@ -241,10 +237,6 @@ func (s *Service) newContainer(sb *sandbox.Sandbox, config *cri.ContainerConfig,
 	if err != nil {
 		return nil, err
 	}
-	namespaces := config.GetLinux().GetSecurityContext().GetNamespaceOptions()
-	if namespaces == nil {
-		namespaces = sb.Namespaces()
-	}
 	return &sandbox.Container{
 		ID:         newID(),
 		Name:       sandbox.ContainerName(config.GetMetadata(), sb.ID),
@@ -256,7 +248,7 @@ func (s *Service) newContainer(sb *sandbox.Sandbox, config *cri.ContainerConfig,
 		CreatedAt:  time.Now().UnixNano(),
 		LogPath:    log,
 		StopSignal: signal,
-		SharedPIDs: namespaces.GetPid() != cri.NamespaceMode_CONTAINER,
+		SharedPIDs: spec.PIDMode(config, sb.Config.Message) != cri.NamespaceMode_CONTAINER,
 	}, nil
 }
 

@@ -53,6 +53,7 @@ type Service struct {
 	features   *cri.RuntimeFeatures
 
 	background sync.WaitGroup
+	warned     sync.Map // texts of warnings that were logged
 }
 
 // New makes a Service over its parts. Restore must be called before it serves.
@@ -126,3 +127,13 @@ func (e *exits) tell(id string) {
 
 // forget drops waiters of an object that is gone.
 func (e *exits) forget(id string) { e.tell(id) }
+
+// warn logs what had to be given up in a container's specification; the same
+// words as a warning once, then only for those who debug.
+func (s *Service) warn(fields logrus.Fields, text string) {
+	level := logrus.DebugLevel
+	if _, again := s.warned.LoadOrStore(text, true); !again {
+		level = logrus.WarnLevel
+	}
+	s.Log.WithFields(fields).Log(level, text)
+}

@@ -39,7 +39,7 @@ var codeOf = []struct {
 	{syscall.ENOSPC, codes.ResourceExhausted},
 	{syscall.EDQUOT, codes.ResourceExhausted},
 	{errInvalid, codes.InvalidArgument},
-	{spec.ErrUnsupported, codes.InvalidArgument},
+	{spec.ErrUnsupported, codes.Unimplemented},
 	{namespaces.ErrInvalid, codes.InvalidArgument},
 	{network.ErrInvalid, codes.InvalidArgument},
 	{image.ErrInvalidReference, codes.InvalidArgument},
