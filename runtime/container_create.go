@@ -209,7 +209,11 @@ func (s *Service) visibleHostname(sb *sandbox.Sandbox) string {
 func (s *Service) containerNamespaces(sb *sandbox.Sandbox, config *cri.ContainerConfig) (spec.Namespaces, error) {
 	ns := s.joinedNamespaces(sb)
 	const field = "config.linux.security_context.namespace_options"
-	switch spec.PIDMode(config, sb.Config.Message) {
+	pid, err := spec.PIDMode(config, sb.Config.Message)
+	if err != nil {
+		return ns, err
+	}
+	switch pid {
 	case cri.NamespaceMode_POD:
 		if sb.Pause == nil {
 			return ns, fmt.Errorf("%w: pod sandbox %s has no pause process", errPrecondition, sb.ID)
@@ -237,6 +241,10 @@ func (s *Service) newContainer(sb *sandbox.Sandbox, config *cri.ContainerConfig,
 	if err != nil {
 		return nil, err
 	}
+	pid, err := spec.PIDMode(config, sb.Config.Message)
+	if err != nil {
+		return nil, err
+	}
 	return &sandbox.Container{
 		ID:         newID(),
 		Name:       sandbox.ContainerName(config.GetMetadata(), sb.ID),
@@ -248,7 +256,7 @@ func (s *Service) newContainer(sb *sandbox.Sandbox, config *cri.ContainerConfig,
 		CreatedAt:  time.Now().UnixNano(),
 		LogPath:    log,
 		StopSignal: signal,
-		SharedPIDs: spec.PIDMode(config, sb.Config.Message) != cri.NamespaceMode_CONTAINER,
+		SharedPIDs: pid != cri.NamespaceMode_CONTAINER,
 	}, nil
 }
 

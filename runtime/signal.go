@@ -17,6 +17,9 @@ const (
 	sigRTMax = 64
 )
 
+// signalAliases are second names of signals.
+var signalAliases = map[string]string{"CLD": "CHLD", "IOT": "ABRT", "POLL": "IO"}
+
 // stopSignal is the name of a container's stop signal: the config's, else the
 // image's, else SIGTERM. An image's signal that cannot be read is refused.
 func stopSignal(config cri.Signal, img string) (string, error) {
@@ -49,6 +52,9 @@ func signalNumber(name string) (syscall.Signal, error) {
 	}
 	if rest, ok := strings.CutPrefix(s, "RTMAX"); ok {
 		return realTime(sigRTMax, rest)
+	}
+	if other, ok := signalAliases[s]; ok {
+		s = other
 	}
 	if n := unix.SignalNum("SIG" + s); n != 0 {
 		return n, nil

@@ -26,7 +26,7 @@ var rooms = map[string][]string{
 	"berth/image":              {"berth/image/..."},
 	"berth/image/content":      {},
 	"berth/image/layer":        {},
-	"berth/image/rootfs":       {},
+	"berth/image/rootfs":       {"berth/image/layer"},
 	"berth/oci":                {},
 	"berth/oci/spec":           {},
 	"berth/oci/runc":           {"berth/oci", "berth/oci/monitor"},

@@ -61,7 +61,7 @@ func (n *Node) writeFiles() error {
 			return fmt.Errorf("mount a tmpfs of %s for the node's root: %w", size, err)
 		}
 	}
-	files := map[string]string{"config.toml": n.config(), "registries.conf": n.registries()}
+	files := map[string]string{"config.toml": n.config(), "registries.conf": n.registries(), "crictl.yaml": n.crictl()}
 	if !n.options.NoCNI {
 		files["net.d/10-bridge.conflist"] = n.Conflist()
 	}
@@ -97,6 +97,12 @@ func (n *Node) config() string {
 	return b.String()
 }
 
+// crictl is the configuration that crictl and critest are given, so that they
+// look for no other.
+func (n *Node) crictl() string {
+	return fmt.Sprintf("runtime-endpoint: unix://%s\nimage-endpoint: unix://%s\ntimeout: 60\n", n.Socket, n.Socket)
+}
+
 // registries sends every host of the standard images, and the mirror itself,
 // to the mirror.
 func (n *Node) registries() string {
@@ -118,9 +124,9 @@ func (n *Node) Conflist() string {
   "cniVersion": "1.0.0",
   "name": %q,
   "plugins": [
-    {"type": "bridge", "bridge": %q, "isGateway": true, "ipMasq": true, "hairpinMode": true,
+    {"type": "bridge", "bridge": %q, "isGateway": true, "ipMasq": true, "ipMasqBackend": "nftables", "hairpinMode": true,
      "ipam": {"type": "host-local", "dataDir": %q, "ranges": [[{"subnet": %q}]], "routes": [{"dst": "0.0.0.0/0"}]}},
-    {"type": "portmap", "capabilities": {"portMappings": true}}
+    {"type": "portmap", "backend": "nftables", "capabilities": {"portMappings": true}}
   ]
 }
 `, n.Bridge, n.Bridge, n.Leases, n.Subnet)
