@@ -96,7 +96,7 @@ func Start(ctx context.Context, o Options) (*Node, error) {
 		Files: []string{
 			filepath.Join(n.Root(), "sandboxes"), filepath.Join(n.Root(), "containers"),
 			filepath.Join(n.State(), "sandboxes"), filepath.Join(n.State(), "containers"),
-			filepath.Join(n.State(), "namespaces"), filepath.Join(n.State(), "runc"),
+			filepath.Join(n.State(), "namespaces"), filepath.Join(n.State(), "runc", "runc"),
 		},
 	}
 	n.cgroups = map[string]bool{}
