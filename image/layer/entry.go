@@ -9,16 +9,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// clear makes room for an entry: the later one wins. wasWhiteout says that a
-// deletion of what lower layers have here was replaced.
-func (u *unpacker) clear(n *node, base string) (wasWhiteout bool, err error) {
+// clear makes room for an entry: the later one wins.
+func (u *unpacker) clear(n *node, base string) error {
 	where := join(n.path, base)
 	st, err := lstatAt(n.fd, base)
 	if err != nil {
-		return false, failed("stat", where, err)
+		return failed("stat", where, err)
 	}
 	if err := removeAt(n.fd, base); err != nil {
-		return false, failed("replace", where, err)
+		return failed("replace", where, err)
 	}
 	u.stale = u.stale || isDir(st) || isSymlink(st)
 	if isDir(st) {
@@ -40,7 +39,7 @@ func (u *unpacker) clear(n *node, base string) (wasWhiteout bool, err error) {
 			}
 		}
 	}
-	return isWhiteout(st), nil
+	return nil
 }
 
 // parent returns the directory that holds name, and the last component. The
@@ -53,18 +52,18 @@ func (u *unpacker) parent(name string) (*node, string, error) {
 
 // create runs make, which must fail with EEXIST when base exists, and replaces
 // what is in the way.
-func (u *unpacker) create(n *node, base string, make func() error) (wasWhiteout bool, err error) {
+func (u *unpacker) create(n *node, base string, make func() error) error {
 	if len(u.links) > 0 {
 		delete(u.links, join(n.path, base))
 	}
-	err = make()
+	err := make()
 	if err != unix.EEXIST {
-		return false, err
+		return err
 	}
-	if wasWhiteout, err = u.clear(n, base); err != nil {
-		return wasWhiteout, err
+	if err := u.clear(n, base); err != nil {
+		return err
 	}
-	return wasWhiteout, make()
+	return make()
 }
 
 func (u *unpacker) regular(name string, h *tar.Header, body io.Reader) error {
@@ -73,7 +72,7 @@ func (u *unpacker) regular(name string, h *tar.Header, body io.Reader) error {
 		return err
 	}
 	fd := -1
-	_, err = u.create(n, base, func() (err error) {
+	err = u.create(n, base, func() (err error) {
 		fd, err = unix.Openat(n.fd, base, openFile, 0o600)
 		return err
 	})
@@ -213,14 +212,19 @@ func (u *unpacker) makeDir(name string) (*node, error) {
 		return nil, err
 	}
 	where := join(n.path, base)
-	opaque := false
+	existed := false
+	// Where this layer had something else before, or a whiteout, lower layers
+	// show nothing through the directory either.
+	_, opaque := u.links[where]
 	if err := unix.Mkdirat(n.fd, base, 0o700); err == unix.EEXIST {
 		st, err := lstatAt(n.fd, base)
 		if err != nil {
 			return nil, failed("stat", where, err)
 		}
-		if !isDir(st) {
-			if opaque, err = u.clear(n, base); err != nil {
+		existed = isDir(st)
+		if !existed {
+			opaque = true
+			if err := u.clear(n, base); err != nil {
 				return nil, err
 			}
 			if err := unix.Mkdirat(n.fd, base, 0o700); err != nil {
@@ -238,6 +242,11 @@ func (u *unpacker) makeDir(name string) (*node, error) {
 	if opaque {
 		if err := setOpaque(made.fd); err != nil {
 			return nil, failed("mark opaque", where, err)
+		}
+	}
+	if existed {
+		if err := clearXattrs(made.fd); err != nil {
+			return nil, failed("reset attributes of", where, err)
 		}
 	}
 	return made, nil
@@ -283,7 +292,7 @@ func (u *unpacker) link(name, target string) error {
 	case isDir(st):
 		return invalid(name, "hard link to the directory %s", quote(target))
 	}
-	_, err = u.create(n, base, func() error {
+	err = u.create(n, base, func() error {
 		return unix.Linkat(old, oldBase, n.fd, base, 0)
 	})
 	if err != nil {
@@ -297,7 +306,7 @@ func (u *unpacker) link(name, target string) error {
 func (u *unpacker) postpone(n *node, base, target string) error {
 	where := join(n.path, base)
 	if _, err := lstatAt(n.fd, base); err == nil {
-		if _, err := u.clear(n, base); err != nil {
+		if err := u.clear(n, base); err != nil {
 			return err
 		}
 	}
@@ -314,7 +323,7 @@ func (u *unpacker) special(name string, h *tar.Header) error {
 	if h.Typeflag == tar.TypeSymlink && len(h.Linkname) > u.lim.PathBytes {
 		return invalid(h.Name, "link target longer than %d bytes", u.lim.PathBytes)
 	}
-	_, err = u.create(n, base, func() error { return makeSpecial(n.fd, base, h) })
+	err = u.create(n, base, func() error { return makeSpecial(n.fd, base, h) })
 	if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.ENOENT) && h.Linkname == "" {
 		return invalid(h.Name, "cannot be created: %v", err)
 	}

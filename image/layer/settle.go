@@ -12,15 +12,18 @@ import (
 
 // Plan is what a layer takes over from the layers below it: the looks of its
 // implied directories, the place of directories that are symlinks below
-// ("bin/x" where bin is a link to usr/bin), the targets of cross links.
+// ("bin/x" where bin is a link to usr/bin), the targets of cross links, and
+// which whiteouts have nothing to hide.
 //
 // Two stacks that give the same plan can share one settled copy of the layer.
 type Plan struct {
 	moves []move
 	looks []look
 	links []crossLink
+	bared []string // directories whose whiteouts hide nothing and would show
 
-	implied map[string]bool // where implied directories end up
+	bare    map[string]bool // implied directories
+	implied map[string]bool // where they end up
 }
 
 type move struct{ from, to string }
@@ -42,8 +45,8 @@ type crossLink struct {
 // is the layer as it was unpacked. A cross link without a target gives
 // ErrInvalid.
 func (n Needs) Plan(own string, lowers []Lower) (*Plan, error) {
-	p := &Plan{implied: map[string]bool{}}
-	if n.None() || len(lowers) == 0 && len(n.Links) == 0 {
+	p := &Plan{bare: map[string]bool{}, implied: map[string]bool{}}
+	if n.None() {
 		return p, nil
 	}
 	s, err := openStack(lowers)
@@ -57,8 +60,21 @@ func (n Needs) Plan(own string, lowers []Lower) (*Plan, error) {
 	}
 	defer unix.Close(root)
 	for _, name := range n.Implied {
+		p.bare[string(name)] = true
+	}
+	for _, name := range n.Implied {
 		if err := p.planDir(s, root, string(name)); err != nil {
 			return nil, err
+		}
+	}
+	for _, name := range n.Whiteouts {
+		place := p.moved(string(name))
+		h, err := s.lookup(place)
+		if err != nil {
+			return nil, err
+		}
+		if h == nil || !isDir(h.st) {
+			p.bared = append(p.bared, place)
 		}
 	}
 	for _, l := range n.Links {
@@ -72,10 +88,15 @@ func (n Needs) Plan(own string, lowers []Lower) (*Plan, error) {
 // planDir decides about one implied directory. Parents come first, so their
 // moves are known.
 func (p *Plan) planDir(s *stack, root int, name string) error {
-	if hidden, err := hides(root, name); err != nil || hidden {
-		return err
-	}
 	place := p.moved(name)
+	for _, at := range []string{name, place} {
+		if hidden, err := hides(root, at); err != nil || hidden {
+			return err
+		}
+	}
+	if st, err := lstatAt(root, place); err == nil && isDir(st) && !p.bare[place] {
+		return nil // it has an entry where it goes
+	}
 	p.implied[place] = true
 	below, err := s.lookup(place)
 	if err != nil || below == nil {
@@ -86,7 +107,7 @@ func (p *Plan) planDir(s *stack, root int, name string) error {
 		if err != nil {
 			return err
 		}
-		if target == nil || !isDir(target.st) || within(target.path, place) {
+		if target == nil || !isDir(target.st) || within(target.path, place) || blocked(root, target.path) {
 			return nil // the directory covers a link that leads nowhere
 		}
 		p.moves = append(p.moves, move{from: place, to: target.path})
@@ -102,12 +123,26 @@ func (p *Plan) planDir(s *stack, root int, name string) error {
 // the directory or one above it is opaque.
 func hides(root int, name string) (bool, error) {
 	for at := name; at != ""; at, _ = split(at) {
+		if st, err := lstatAt(root, at); err != nil || !isDir(st) {
+			continue
+		}
 		opaque, err := isOpaque(root, at)
 		if err != nil || opaque {
 			return opaque, err
 		}
 	}
 	return false, nil
+}
+
+// blocked says whether the layer itself has something else than directories on
+// the way to name.
+func blocked(root int, name string) bool {
+	for at := name; at != ""; at, _ = split(at) {
+		if st, err := lstatAt(root, at); err == nil && !isDir(st) {
+			return true
+		}
+	}
+	return false
 }
 
 // moved gives the place of a name after the moves decided so far.
@@ -174,7 +209,7 @@ func (p *Plan) planLink(s *stack, root int, name, target string) error {
 // Key is the same for plans with the same outcome and "" when the layer stays
 // as it was unpacked.
 func (p *Plan) Key() string {
-	if len(p.moves) == 0 && len(p.looks) == 0 && len(p.links) == 0 {
+	if len(p.moves) == 0 && len(p.looks) == 0 && len(p.links) == 0 && len(p.bared) == 0 {
 		return ""
 	}
 	sum := sha256.New()
@@ -186,6 +221,9 @@ func (p *Plan) Key() string {
 	}
 	for _, l := range p.links {
 		fmt.Fprintf(sum, "link %q %q %q %q\n", l.name, l.target, l.lower.ID, l.source)
+	}
+	for _, dir := range p.bared {
+		fmt.Fprintf(sum, "bared %q\n", dir)
 	}
 	return hex.EncodeToString(sum.Sum(nil)[:8])
 }

@@ -6,8 +6,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 
@@ -28,10 +28,14 @@ type Result struct {
 type Needs struct {
 	Implied [][]byte `json:"implied,omitempty"` // directories without an entry, parents first
 	Links   []Link   `json:"links,omitempty"`   // cross links
+	// Whiteouts are the directories, below the root, that hold whiteouts.
+	Whiteouts [][]byte `json:"whiteouts,omitempty"`
 }
 
 // None says that the layer looks the same on whatever layers it is put.
-func (n Needs) None() bool { return len(n.Implied) == 0 && len(n.Links) == 0 }
+func (n Needs) None() bool {
+	return len(n.Implied) == 0 && len(n.Links) == 0 && len(n.Whiteouts) == 0
+}
 
 // Link is a hard link to something that this layer does not hold.
 type Link struct {
@@ -83,6 +87,10 @@ func Unpack(ctx context.Context, root string, r io.Reader, lim Limits) (*Result,
 	if err := u.retryLinks(); err != nil {
 		return nil, err
 	}
+	holders, err := u.pruneWhiteouts()
+	if err != nil {
+		return nil, err
+	}
 	if err := u.markRoot(); err != nil {
 		return nil, err
 	}
@@ -93,7 +101,7 @@ func Unpack(ctx context.Context, root string, r io.Reader, lim Limits) (*Result,
 	if err != nil {
 		return nil, err
 	}
-	return &Result{Usage: usage, Needs: u.needs(), Opaque: u.opaque}, nil
+	return &Result{Usage: usage, Needs: u.needs(holders), Opaque: u.opaque}, nil
 }
 
 func (u *unpacker) entries(tr *tar.Reader) error {
@@ -172,13 +180,14 @@ func checkHeader(h *tar.Header) error {
 // retryLinks makes the hard links whose target came later in the same tar.
 // What remains are cross links.
 func (u *unpacker) retryLinks() error {
-	waiting := make([]string, 0, len(u.links))
-	for name := range u.links {
-		waiting = append(waiting, name)
-	}
-	slices.Sort(waiting)
+	waiting := slices.Sorted(maps.Keys(u.links))
 	for _, name := range waiting {
 		target := u.links[name]
+		if fd, err := openBeneath(u.root.fd, name); err == nil {
+			unix.Close(fd) // a directory came later, for an entry below it
+			delete(u.links, name)
+			continue
+		}
 		if err := u.link(name, target); err != nil {
 			return err
 		}
@@ -214,16 +223,17 @@ func (u *unpacker) finishDirs() error {
 	return nil
 }
 
-func (u *unpacker) needs() Needs {
+func (u *unpacker) needs(whiteouts []string) Needs {
 	var n Needs
-	for name := range u.implied {
+	for _, name := range slices.Sorted(maps.Keys(u.implied)) {
 		n.Implied = append(n.Implied, []byte(name))
 	}
-	for name, target := range u.links {
-		n.Links = append(n.Links, Link{Name: []byte(name), Target: []byte(target)})
+	for _, name := range slices.Sorted(maps.Keys(u.links)) {
+		n.Links = append(n.Links, Link{Name: []byte(name), Target: []byte(u.links[name])})
 	}
-	slices.SortFunc(n.Implied, func(a, b []byte) int { return strings.Compare(string(a), string(b)) })
-	slices.SortFunc(n.Links, func(a, b Link) int { return strings.Compare(string(a.Name), string(b.Name)) })
+	for _, name := range whiteouts {
+		n.Whiteouts = append(n.Whiteouts, []byte(name))
+	}
 	return n
 }
 

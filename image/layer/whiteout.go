@@ -1,6 +1,8 @@
 package layer
 
 import (
+	"maps"
+	"slices"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -86,6 +88,79 @@ func (u *unpacker) whiteout(name, hidden string) error {
 	defer unix.Close(fd)
 	if err := setOpaque(fd); err != nil {
 		return failed("mark opaque", where, err)
+	}
+	return nil
+}
+
+// pruneWhiteouts removes whiteouts where nothing can be hidden, below opaque
+// directories: overlay lists a directory that has nothing to merge with as it
+// is, whiteouts included. It returns the directories that hold the others.
+func (u *unpacker) pruneWhiteouts() ([]string, error) {
+	parents := map[string]bool{}
+	for name := range u.whiteouts {
+		dir, _ := split(name)
+		parents[dir] = true
+	}
+	delete(parents, "") // a container's root is always merged
+	var left []string
+	for _, dir := range slices.Sorted(maps.Keys(parents)) {
+		hidden, err := hides(u.root.fd, dir)
+		if err != nil {
+			return nil, err
+		}
+		count := 0
+		if hidden {
+			err = dropWhiteouts(u.root.fd, dir)
+		} else {
+			count, err = countWhiteouts(u.root.fd, dir)
+		}
+		if err != nil {
+			return nil, err
+		}
+		if count > 0 {
+			left = append(left, dir)
+		}
+	}
+	return left, nil
+}
+
+// countWhiteouts counts those of one directory.
+func countWhiteouts(root int, dir string) (count int, err error) {
+	err = eachWhiteout(root, dir, func(int, string) error {
+		count++
+		return nil
+	})
+	return count, err
+}
+
+// dropWhiteouts removes those of one directory.
+func dropWhiteouts(root int, dir string) error {
+	return eachWhiteout(root, dir, func(fd int, name string) error {
+		return unix.Unlinkat(fd, name, 0)
+	})
+}
+
+func eachWhiteout(root int, dir string, f func(fd int, name string) error) error {
+	fd, err := openBeneath(root, dir)
+	if err == unix.ENOENT || err == unix.ENOTDIR || err == unix.ELOOP {
+		return nil // replaced since
+	}
+	if err != nil {
+		return failed("open", dir, err)
+	}
+	defer unix.Close(fd)
+	list, err := names(fd)
+	if err != nil {
+		return failed("list", dir, err)
+	}
+	for _, name := range list {
+		st, err := lstatAt(fd, name)
+		if err == nil && isWhiteout(st) {
+			err = f(fd, name)
+		}
+		if err != nil {
+			return failed("prune", join(dir, name), err)
+		}
 	}
 	return nil
 }

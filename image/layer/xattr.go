@@ -66,3 +66,21 @@ func xattrError(h *tar.Header, key string, err error) error {
 	}
 	return failed("set attribute "+key+" of", h.Name, err)
 }
+
+// clearXattrs removes what an earlier entry of the same directory set. Whether
+// the directory is opaque is not an attribute of the entry.
+func clearXattrs(fd int) error {
+	list, err := listXattrs(procPath(fd, ""))
+	if err != nil {
+		return err
+	}
+	for key := range list {
+		if strings.HasPrefix(key, overlayXattr) {
+			continue
+		}
+		if err := unix.Fremovexattr(fd, key); err != nil && err != unix.ENODATA {
+			return err
+		}
+	}
+	return nil
+}
