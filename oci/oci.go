@@ -14,7 +14,9 @@ package oci
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
+	"path/filepath"
 	"syscall"
 	"time"
 
@@ -41,6 +43,23 @@ type ExecError struct {
 	Stderr   string   // what it said, trimmed and bounded to 4 KiB
 	Err      error    // the cause, when it is one of the sentinels or an os error
 }
+
+func (e *ExecError) Error() string {
+	name := "OCI runtime"
+	if len(e.Args) > 0 {
+		name = filepath.Base(e.Args[0])
+	}
+	switch {
+	case e.Stderr != "":
+		return name + ": " + e.Stderr
+	case e.Err != nil:
+		return name + ": " + e.Err.Error()
+	default:
+		return fmt.Sprintf("%s ended with code %d and said nothing", name, e.ExitCode)
+	}
+}
+
+func (e *ExecError) Unwrap() error { return e.Err }
 
 // IO says where a container's standard streams go. It is fixed at creation.
 type IO struct {

@@ -1,0 +1,246 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"log"
+	"os"
+	"runtime/debug"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"berth/oci/monitor"
+)
+
+// drainLimit is how long output is still read after an init's end while some
+// process holds the pipe. What was in the pipe by then is read in any case.
+const drainLimit = 200 * time.Millisecond
+
+// container is one container of the monitor.
+type container struct {
+	info  monitor.Container
+	log   *logFile
+	pidfd int
+	stdin int // write end, -1: none
+
+	streams [2]*os.File // read ends; [0] is the master with a pty; nil: none
+	pumps   sync.WaitGroup
+
+	once sync.Once
+	mu   sync.Mutex
+	exit *monitor.Exit // guarded by mu
+	gone bool          // guarded by mu; descriptors are closed
+}
+
+// guard keeps a panic in what belongs to one container there.
+func guard(what string, f func()) (ok bool) {
+	defer func() {
+		if p := recover(); p != nil {
+			log.Printf("%s: panic: %v\n%s", what, p, debug.Stack())
+		}
+	}()
+	f()
+	return true
+}
+
+// start begins to read the container's output.
+func (c *container) start() {
+	for stream, f := range c.streams {
+		if f == nil {
+			continue
+		}
+		c.pumps.Add(1)
+		go func() {
+			defer c.pumps.Done()
+			if !guard("output of "+c.info.ID, func() { c.pump(stream, f) }) {
+				guard("output of "+c.info.ID, func() { discard(f) })
+			}
+		}()
+	}
+}
+
+// pump moves one stream to the log until its end, or until drain's deadline.
+// While it waits it holds no buffer and no page of the tape.
+func (c *container) pump(stream int, f *os.File) {
+	raw, err := f.SyscallConn()
+	if err != nil {
+		log.Printf("output of %s: %v", c.info.ID, err)
+		return
+	}
+	for {
+		n, err := c.fill(stream, raw)
+		if n > 0 {
+			c.log.flush(stream, false)
+			continue
+		}
+		if errors.Is(err, os.ErrDeadlineExceeded) {
+			c.rest(stream, raw)
+		} else if err != nil && !errors.Is(err, unix.EIO) { // a pty's end
+			log.Printf("read output of %s: %v", c.info.ID, err)
+		}
+		c.log.flush(stream, true)
+		return
+	}
+}
+
+type rawConn interface {
+	Read(func(fd uintptr) bool) error
+	Control(func(fd uintptr)) error
+}
+
+// fill waits until a stream has bytes and takes up to a turn of them.
+func (c *container) fill(stream int, raw rawConn) (n int64, err error) {
+	werr := raw.Read(func(fd uintptr) bool {
+		if n, err = c.take(stream, int(fd)); err == unix.EAGAIN {
+			c.log.tape.release(stream)
+			return false
+		}
+		return true
+	})
+	if werr != nil {
+		return 0, werr
+	}
+	return n, err
+}
+
+func (c *container) take(stream, fd int) (int64, error) {
+	if c.info.IO.Terminal {
+		return c.log.tape.read(stream, fd)
+	}
+	return c.log.tape.fill(stream, fd)
+}
+
+// rest takes what a pipe holds without waiting, at most its capacity, for its
+// writers may go on.
+func (c *container) rest(stream int, raw rawConn) {
+	_ = raw.Control(func(fd uintptr) {
+		for total := int64(0); total <= turn; {
+			n, err := c.take(stream, int(fd))
+			if n <= 0 || err != nil {
+				return
+			}
+			total += n
+			c.log.flush(stream, false)
+		}
+	})
+}
+
+// discard keeps a container from blocking when its output has no other reader.
+func discard(f *os.File) {
+	b := make([]byte, 16<<10)
+	for {
+		if _, err := f.Read(b); err != nil {
+			return
+		}
+	}
+}
+
+// finish records the end of the init: output first, then exit.json. It runs
+// once; the result is for the daemon.
+func (c *container) finish(status unix.WaitStatus, at time.Time, unknown string) (exit monitor.Exit, first bool) {
+	c.once.Do(func() {
+		first = true
+		exit = monitor.Exit{ID: c.info.ID, PID: c.info.PID, StartTime: c.info.StartTime, At: at, Code: 255, Unknown: unknown}
+		if unknown == "" {
+			exit.Code = monitor.Code(status)
+			// The kernel counts a kill before it kills, and the cgroup lives
+			// until the daemon hears of this exit.
+			exit.OOMKilled = status.Signaled() && status.Signal() == unix.SIGKILL && c.info.Cgroups.OOMKills() > c.info.OOMKills
+		}
+		c.drain()
+		exit.Dropped = uint64(c.log.tape.get(wordDropped))
+		if err := monitor.WriteExit(c.info.Bundle, exit); err != nil {
+			log.Printf("exit of %s: %v", c.info.ID, err)
+		}
+		c.mu.Lock()
+		c.exit = &exit
+		c.mu.Unlock()
+		c.close()
+	})
+	return exit, first
+}
+
+// drain waits for the end of the output, not longer than drainLimit.
+func (c *container) drain() {
+	for _, f := range c.streams {
+		if f != nil {
+			_ = f.SetReadDeadline(time.Now().Add(drainLimit))
+		}
+	}
+	c.pumps.Wait()
+}
+
+// close releases the descriptors. The pumps must have ended.
+func (c *container) close() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.gone {
+		return
+	}
+	c.gone = true
+	for _, f := range c.streams {
+		if f != nil {
+			_ = f.Close()
+		}
+	}
+	c.log.close()
+	if c.stdin >= 0 {
+		_ = unix.Close(c.stdin)
+	}
+	if c.pidfd >= 0 {
+		_ = unix.Close(c.pidfd)
+	}
+}
+
+func (c *container) ended() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.exit != nil
+}
+
+// park sends the container with duplicates of its descriptors.
+func (c *container) park(conn *monitor.Conn) error {
+	info := c.info
+	m := &monitor.Message{Op: monitor.OpPark, Container: &info}
+	var fds []int
+	add := func(name string, fd int) {
+		if fd >= 0 {
+			m.FDs, fds = append(m.FDs, name), append(fds, fd)
+		}
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock() // so that nothing is closed on the way
+	info.Exit = c.exit
+	if !c.gone {
+		c.log.mu.Lock()
+		defer c.log.mu.Unlock()
+		names := [2]string{monitor.FDStdout, monitor.FDStderr}
+		if info.IO.Terminal {
+			names[0] = monitor.FDTTY
+		}
+		for i, f := range c.streams {
+			if f != nil {
+				add(names[i], rawFD(f))
+			}
+		}
+		add(monitor.FDStdin, c.stdin)
+		add(monitor.FDLog, c.log.fd)
+		add(monitor.FDTape, c.log.tape.fd)
+		add(monitor.FDPid, c.pidfd)
+	}
+	if err := conn.Send(m, fds...); err != nil {
+		return fmt.Errorf("park %s: %w", info.ID, err)
+	}
+	return nil
+}
+
+// rawFD reads a descriptor without making the file blocking, as Fd would.
+func rawFD(f *os.File) int {
+	fd := -1
+	if raw, err := f.SyscallConn(); err == nil {
+		_ = raw.Control(func(u uintptr) { fd = int(u) })
+	}
+	return fd
+}

@@ -1,0 +1,203 @@
+package main
+
+import (
+	"bytes"
+	"errors"
+	"log"
+	"os"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// logFile is a container's CRI log and the tape that feeds it.
+type logFile struct {
+	path string // empty: output is dropped
+	tape *tape
+
+	mu       sync.Mutex
+	fd       int       // guarded by mu; -1: none
+	lastSaid time.Time // guarded by mu; when trouble was last told
+}
+
+// buffers are borrowed for one batch; an idle container has none.
+var buffers = sync.Pool{New: func() any { b := make([]byte, 0, batchLimit+64<<10); return &b }}
+
+// openLog opens a log for appending. Its folder must exist; a symlink as last
+// element is refused.
+func openLog(path string) (int, error) {
+	fd, err := unix.Open(path, unix.O_WRONLY|unix.O_APPEND|unix.O_CREAT|unix.O_NOFOLLOW|unix.O_CLOEXEC|unix.O_NOCTTY, 0o640)
+	if err != nil {
+		return -1, &os.PathError{Op: "open log", Path: path, Err: err}
+	}
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil || st.Mode&unix.S_IFMT != unix.S_IFREG {
+		_ = unix.Close(fd)
+		return -1, &os.PathError{Op: "open log", Path: path, Err: errors.New("not a regular file")}
+	}
+	_ = unix.Fchmod(fd, 0o640) // whatever the umask
+	return fd, nil
+}
+
+// flush writes all whole pieces that the tape has of a stream, and with final
+// also what has no newline.
+func (l *logFile) flush(stream int, final bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	buf := buffers.Get().(*[]byte)
+	defer func() {
+		if cap(*buf) <= 2*batchLimit {
+			*buf = (*buf)[:0]
+			buffers.Put(buf)
+		}
+	}()
+	b := batch{stream: stream, stamp: time.Now(), final: final}
+	for {
+		data := l.tape.data(stream)
+		if l.fd < 0 {
+			l.tape.set(wordDone+stream, l.tape.get(wordHead+stream)) // nobody wants it
+			return
+		}
+		out, used := render((*buf)[:0], data, b, int(l.tape.get(wordMaxLine)))
+		*buf = out
+		if used == 0 {
+			return
+		}
+		l.commit(b, out, used)
+	}
+}
+
+// commit writes one batch and marks its bytes as done. The journal comes first.
+func (l *logFile) commit(b batch, out []byte, used int) {
+	t := l.tape
+	to := t.get(wordDone+b.stream) + int64(used)
+	var st unix.Stat_t
+	_ = unix.Fstat(l.fd, &st)
+	t.set(wordTo, to)
+	t.set(wordStamp, b.stamp.UnixNano())
+	t.set(wordSize, st.Size)
+	t.set(wordInode, int64(st.Ino))
+	pending := int64(1 + b.stream)
+	if b.final {
+		pending |= pendingFinal
+	}
+	t.set(wordPending, pending)
+	l.write(out, st.Size, int64(used))
+	t.set(wordDone+b.stream, to)
+	t.set(wordPending, 0)
+}
+
+// write appends out. When the file cannot take all of it, the rest is dropped
+// and counted and the file ends with the last whole piece: a full disk must not
+// stop the container.
+func (l *logFile) write(out []byte, size, raw int64) {
+	done := 0
+	for done < len(out) {
+		n, err := unix.Write(l.fd, out[done:])
+		if err == unix.EINTR {
+			continue
+		}
+		if n > 0 {
+			done += n
+		}
+		if err != nil {
+			l.drop(out, done, size, raw, err)
+			return
+		}
+	}
+}
+
+func (l *logFile) drop(out []byte, done int, size, raw int64, cause error) {
+	whole := bytes.LastIndexByte(out[:done], '\n') + 1
+	if whole < done {
+		_ = unix.Ftruncate(l.fd, size+int64(whole))
+	}
+	lost := raw * int64(len(out)-whole) / int64(len(out))
+	l.tape.set(wordDropped, l.tape.get(wordDropped)+max(lost, 1))
+	if time.Since(l.lastSaid) > time.Minute {
+		l.lastSaid = time.Now()
+		log.Printf("write %s: %v: output is dropped, about %d bytes until now", l.path, cause, l.tape.get(wordDropped))
+	}
+}
+
+// recover finishes the batch that a killed monitor had begun: the same pieces,
+// from where the file ends.
+func (l *logFile) recover() {
+	t := l.tape
+	pending := t.get(wordPending)
+	if pending == 0 {
+		return
+	}
+	defer t.set(wordPending, 0)
+	b := batch{stream: int(pending&0xff) - 1, stamp: time.Unix(0, t.get(wordStamp)), final: pending&pendingFinal != 0}
+	if b.stream < 0 || b.stream > 1 || l.fd < 0 {
+		return
+	}
+	done, to := t.get(wordDone+b.stream), t.get(wordTo)
+	if to <= done || to > t.get(wordHead+b.stream) {
+		return // it was complete, all but the last store
+	}
+	b.limit = int(to - done)
+	out, used := render(nil, t.data(b.stream), b, int(t.get(wordMaxLine)))
+	var st unix.Stat_t
+	if err := unix.Fstat(l.fd, &st); err != nil || used != int(to-done) {
+		return
+	}
+	written := int64(0)
+	if int64(st.Ino) == t.get(wordInode) {
+		written = min(max(st.Size-t.get(wordSize), 0), int64(len(out)))
+	}
+	l.write(out[written:], st.Size, int64(used))
+	t.set(wordDone+b.stream, to)
+}
+
+// trim cuts a torn piece off the end of a log whose tape is lost.
+func trim(fd int, path string) {
+	r, err := unix.Open(path, unix.O_RDONLY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return
+	}
+	defer unix.Close(r)
+	var a, b unix.Stat_t
+	if unix.Fstat(fd, &a) != nil || unix.Fstat(r, &b) != nil || a.Ino != b.Ino || a.Dev != b.Dev {
+		return
+	}
+	tail := make([]byte, min(a.Size, 2<<20))
+	n, err := unix.Pread(r, tail, a.Size-int64(len(tail)))
+	if err != nil || n != len(tail) {
+		return
+	}
+	if whole := bytes.LastIndexByte(tail, '\n') + 1; whole < n {
+		_ = unix.Ftruncate(fd, a.Size-int64(n-whole))
+	}
+}
+
+// reopen goes on in a new file at the log's path. The descriptor stays what it
+// was when that cannot be opened.
+func (l *logFile) reopen() error {
+	if l.path == "" {
+		return nil
+	}
+	fd, err := openLog(l.path)
+	if err != nil {
+		return err
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.fd >= 0 {
+		_ = unix.Close(l.fd)
+	}
+	l.fd = fd
+	return nil
+}
+
+func (l *logFile) close() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.fd >= 0 {
+		_ = unix.Close(l.fd)
+		l.fd = -1
+	}
+	l.tape.close()
+}

@@ -1,0 +1,332 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"log"
+	"net"
+	"os"
+	"os/signal"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"berth/oci/monitor"
+)
+
+// lonely is how long a monitor without daemon and containers goes on.
+const lonely = 3 * time.Second
+
+// maxRequests bounds the requests of one connection that run at a time.
+const maxRequests = 64
+
+// server is the monitor.
+type server struct {
+	socket   string
+	listener *net.UnixListener
+	reaper   *reaper
+
+	mu         sync.Mutex
+	containers map[string]*container // guarded by mu; nil while it is being made
+	daemon     *monitor.Conn         // guarded by mu; the connection that said hello last
+	cancels    map[call]func()       // guarded by mu; running creates
+	idle       *time.Timer           // guarded by mu; runs while the monitor is lonely
+}
+
+type call struct {
+	conn *monitor.Conn
+	id   uint64
+}
+
+// listen makes the socket. The caller has the lock, so an old one is stale.
+func listen(socket string) (*server, error) {
+	if err := os.Remove(socket); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return nil, fmt.Errorf("remove stale socket: %w", err)
+	}
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: socket, Net: "unix"})
+	if err != nil {
+		return nil, fmt.Errorf("listen: %w", err)
+	}
+	if err := os.Chmod(socket, 0o600); err != nil {
+		return nil, fmt.Errorf("set mode of socket: %w", err)
+	}
+	return &server{socket: socket, listener: l, reaper: newReaper(),
+		containers: map[string]*container{}, cancels: map[call]func(){}}, nil
+}
+
+// run serves until the monitor is lonely or told to end.
+func (s *server) run() {
+	go s.reaper.run()
+	term := make(chan os.Signal, 1)
+	signal.Notify(term, syscall.SIGTERM)
+	go func() {
+		for range term {
+			s.leave()
+		}
+	}()
+	s.checkIdle()
+	for {
+		c, err := s.listener.AcceptUnix()
+		if errors.Is(err, net.ErrClosed) {
+			return
+		}
+		if err != nil {
+			log.Printf("accept: %v", err)
+			time.Sleep(100 * time.Millisecond)
+			continue
+		}
+		conn := monitor.NewConn(c)
+		if uid, err := conn.Peer(); err != nil || int(uid) != os.Geteuid() {
+			_ = conn.Close()
+			continue
+		}
+		go guard("connection", func() { s.talk(conn) })
+	}
+}
+
+// leave ends the monitor, unless containers need it.
+func (s *server) leave() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if len(s.containers) == 0 {
+		_ = s.listener.Close()
+	}
+}
+
+// checkIdle starts or stops the countdown of a lonely monitor.
+func (s *server) checkIdle() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	needed := s.daemon != nil || len(s.containers) > 0
+	switch {
+	case needed && s.idle != nil:
+		s.idle.Stop()
+		s.idle = nil
+	case !needed && s.idle == nil:
+		s.idle = time.AfterFunc(lonely, func() {
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			if s.idle != nil && s.daemon == nil && len(s.containers) == 0 {
+				_ = s.listener.Close()
+			}
+		})
+	}
+}
+
+// talk serves one connection until it breaks.
+func (s *server) talk(conn *monitor.Conn) {
+	slots := make(chan struct{}, maxRequests)
+	for {
+		m, err := conn.Receive()
+		if err != nil {
+			if !errors.Is(err, io.EOF) && !errors.Is(err, net.ErrClosed) && !errors.Is(err, syscall.ECONNRESET) {
+				log.Printf("connection: %v", err)
+			}
+			break
+		}
+		if m.Op == monitor.OpCancel {
+			m.CloseFDs()
+			s.cancel(call{conn, m.Cancel})
+			continue
+		}
+		slots <- struct{}{}
+		go func() {
+			defer func() { <-slots }()
+			defer m.CloseFDs()
+			s.answer(conn, m)
+		}()
+	}
+	_ = conn.Close()
+	s.mu.Lock()
+	if s.daemon == conn {
+		s.daemon = nil
+	}
+	s.mu.Unlock()
+	s.checkIdle()
+}
+
+// answer runs a request and sends its answer.
+func (s *server) answer(conn *monitor.Conn, m *monitor.Message) {
+	a := &monitor.Message{ID: m.ID, Op: monitor.OpAnswer, Version: monitor.Version, PID: os.Getpid()}
+	err := errors.New("panic in the monitor; see its log")
+	guard(m.Op, func() { err = s.handle(conn, m, a) })
+	if err != nil {
+		a.Error = refusal(err)
+	}
+	if err := conn.Send(a); err != nil && !errors.Is(err, net.ErrClosed) {
+		log.Printf("answer %s: %v", m.Op, err)
+	}
+	s.checkIdle()
+}
+
+func refusal(err error) *monitor.Error {
+	var e *monitor.Error
+	if errors.As(err, &e) {
+		return e
+	}
+	e = &monitor.Error{Text: err.Error()}
+	switch {
+	case errors.Is(err, monitor.ErrExists):
+		e.Kind = "exists"
+	case errors.Is(err, monitor.ErrNotFound):
+		e.Kind = "notfound"
+	case errors.Is(err, monitor.ErrEnded):
+		e.Kind = "ended"
+	case errors.Is(err, monitor.ErrVersion):
+		e.Kind = "version"
+	}
+	return e
+}
+
+func (s *server) handle(conn *monitor.Conn, m, a *monitor.Message) (err error) {
+	switch m.Op {
+	case monitor.OpHello:
+		if m.Version != monitor.Version {
+			return fmt.Errorf("monitor %d speaks version %d, not %d: %w", os.Getpid(), monitor.Version, m.Version, monitor.ErrVersion)
+		}
+		return s.hello(conn)
+	case monitor.OpCreate:
+		a.Container, err = s.create(call{conn, m.ID}, m.Create)
+	case monitor.OpAdopt:
+		return s.adopt(conn, m.Container, m.Take())
+	case monitor.OpReopen:
+		return s.reopen(conn, m.Target)
+	case monitor.OpForget:
+		return s.forget(m.Target)
+	default:
+		return fmt.Errorf("unknown operation %q", m.Op)
+	}
+	return err
+}
+
+// hello makes conn the daemon's and parks every container with it.
+func (s *server) hello(conn *monitor.Conn) error {
+	s.mu.Lock()
+	if s.daemon != nil && s.daemon != conn {
+		_ = s.daemon.Close()
+	}
+	s.daemon = conn
+	var all []*container
+	for _, c := range s.containers {
+		if c != nil {
+			all = append(all, c)
+		}
+	}
+	s.mu.Unlock()
+	for _, c := range all {
+		if err := c.park(conn); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// tell sends to the daemon, if there is one. A daemon that cannot be told learns
+// it when it connects again.
+func (s *server) tell(send func(*monitor.Conn) error) {
+	s.mu.Lock()
+	conn := s.daemon
+	s.mu.Unlock()
+	if conn == nil {
+		return
+	}
+	if err := send(conn); err != nil && !errors.Is(err, net.ErrClosed) {
+		log.Print(err)
+	}
+}
+
+func (s *server) find(id string) (*container, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	c := s.containers[id]
+	if c == nil {
+		return nil, fmt.Errorf("container %s: %w", id, monitor.ErrNotFound)
+	}
+	return c, nil
+}
+
+func (s *server) reopen(conn *monitor.Conn, id string) error {
+	c, err := s.find(id)
+	if err != nil {
+		return err
+	}
+	c.mu.Lock()
+	if c.exit != nil || c.gone || pidfdEnded(c.pidfd) {
+		c.mu.Unlock()
+		return fmt.Errorf("reopen log of %s: %w", id, monitor.ErrEnded)
+	}
+	err = c.log.reopen()
+	c.mu.Unlock()
+	if err != nil {
+		return err
+	}
+	return c.park(conn)
+}
+
+func pidfdEnded(fd int) bool {
+	p := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
+	n, err := unix.Poll(p, 0)
+	return err == nil && n == 1
+}
+
+// forget drops an ended container.
+func (s *server) forget(id string) error {
+	c, err := s.find(id)
+	if err != nil {
+		return err
+	}
+	if !c.ended() {
+		return fmt.Errorf("forget %s: its init, pid %d, has not ended", id, c.info.PID)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.containers, id)
+	return nil
+}
+
+// reserve takes an id for a container that is being made.
+func (s *server) reserve(id string) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if _, taken := s.containers[id]; taken {
+		return fmt.Errorf("container %s: %w", id, monitor.ErrExists)
+	}
+	s.containers[id] = nil
+	return nil
+}
+
+// settle ends reserve: with the container, or with nil to give the id back.
+func (s *server) settle(id string, c *container) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if c == nil {
+		delete(s.containers, id)
+		return
+	}
+	s.containers[id] = c
+}
+
+// ended records an end and tells the daemon.
+func (s *server) ended(c *container, status unix.WaitStatus, at time.Time, unknown string) {
+	guard("end of "+c.info.ID, func() {
+		exit, first := c.finish(status, at, unknown)
+		if !first {
+			return
+		}
+		s.tell(func(conn *monitor.Conn) error {
+			return conn.Send(&monitor.Message{Op: monitor.OpExit, Exit: &exit})
+		})
+	})
+}
+
+func (s *server) cancel(k call) {
+	s.mu.Lock()
+	f := s.cancels[k]
+	s.mu.Unlock()
+	if f != nil {
+		f()
+	}
+}

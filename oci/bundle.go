@@ -1,0 +1,79 @@
+package oci
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	rspec "github.com/opencontainers/runtime-spec/specs-go"
+)
+
+const configFile = "config.json"
+
+// WriteBundle makes the bundle directory, mode 0700, and replaces its
+// config.json atomically. It does not sync: a bundle does not outlive a reboot.
+// RemoveBundle undoes it, also when it fails.
+func WriteBundle(dir string, s *rspec.Spec) error {
+	data, err := json.Marshal(s)
+	if err != nil {
+		return fmt.Errorf("encode specification: %w", err)
+	}
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return fmt.Errorf("make bundle: %w", err)
+	}
+	path := filepath.Join(dir, configFile)
+	if err := os.WriteFile(path+".new", data, 0o600); err != nil {
+		return fmt.Errorf("write bundle: %w", err)
+	}
+	if err := os.Rename(path+".new", path); err != nil {
+		return fmt.Errorf("write bundle: %w", err)
+	}
+	return nil
+}
+
+// ReadProcess reads the process of a bundle's config.json, which an exec starts
+// from. ErrNotFound when there is no bundle.
+func ReadProcess(dir string) (*rspec.Process, error) {
+	data, err := os.ReadFile(filepath.Join(dir, configFile))
+	if errors.Is(err, os.ErrNotExist) {
+		return nil, fmt.Errorf("read bundle %s: %w", dir, ErrNotFound)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read bundle: %w", err)
+	}
+	var s struct {
+		Process *rspec.Process `json:"process"`
+	}
+	if err := json.Unmarshal(data, &s); err != nil {
+		return nil, fmt.Errorf("decode %s: %w", filepath.Join(dir, configFile), err)
+	}
+	if s.Process == nil {
+		return nil, fmt.Errorf("read bundle %s: it has no process", dir)
+	}
+	return s.Process, nil
+}
+
+// RemoveBundle removes a bundle directory and its files. Idempotent. The rootfs
+// must be unmounted: a directory that is not empty below it is an error, and
+// nothing of a mounted filesystem is ever removed.
+func RemoveBundle(dir string) error {
+	entries, err := os.ReadDir(dir)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("remove bundle: %w", err)
+	}
+	for _, e := range entries {
+		// Not RemoveAll: it would walk into what is still mounted.
+		if err := os.Remove(filepath.Join(dir, e.Name())); err != nil && !errors.Is(err, os.ErrNotExist) {
+			return fmt.Errorf("remove bundle: %w", err)
+		}
+	}
+	if err := os.Remove(dir); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return fmt.Errorf("remove bundle: %w", err)
+	}
+	return nil
+}

@@ -1,0 +1,354 @@
+package monitor
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Options of a Client.
+type Options struct {
+	Binary string // berth-monitor, absolute
+	Socket string // the monitor's socket, below 100 bytes; its directory must exist
+	// OnExit hears of each exit once, from a goroutine of the client, when
+	// exit.json is written; of those before Open returned, Restore tells. It
+	// must not block for long. May be nil.
+	OnExit func(Exit)
+	// OnTrouble hears, in plain words, of a monitor that was lost and of what
+	// replacing it could not keep. May be nil.
+	OnTrouble func(error)
+}
+
+// Client is the daemon's end: one connection, renewed when the monitor is
+// replaced, and the table of all containers with their parked descriptors.
+// There must be one Client per socket. Its methods may be called from many
+// goroutines.
+type Client struct {
+	o     Options
+	reap  *reaper
+	tasks sync.WaitGroup
+	ctx   context.Context // of the client's life
+	end   context.CancelFunc
+
+	mu      sync.Mutex
+	table   map[string]*entry // guarded by mu
+	conn    *Conn             // guarded by mu; nil while there is none
+	changed chan struct{}     // guarded by mu; closed when conn changes
+	waiting map[uint64]chan *Message
+	lastID  uint64
+	pid     int  // of the monitor, guarded by mu
+	opened  bool // guarded by mu; until then exits are kept for Restore, not told
+}
+
+// Open connects to the node's monitor, starting it when there is none, and
+// takes over the list of its containers. It also makes this process the
+// subreaper of what a dead monitor leaves. Close the client to release it; the
+// monitor goes on. ErrUnavailable, ErrVersion.
+func Open(ctx context.Context, o Options) (*Client, error) {
+	c := &Client{o: o, table: map[string]*entry{}, waiting: map[uint64]chan *Message{}, changed: make(chan struct{})}
+	c.ctx, c.end = context.WithCancel(context.Background())
+	r, err := startReaper(c.ctx)
+	if err != nil {
+		c.end()
+		return nil, err
+	}
+	c.reap = r
+	if err := c.connect(ctx); err != nil {
+		_ = c.Close()
+		return nil, err
+	}
+	c.mu.Lock()
+	c.opened = true
+	c.mu.Unlock()
+	return c, nil
+}
+
+// Close drops the connection and the parked descriptors and waits for the
+// client's goroutines. The monitor and the containers go on.
+func (c *Client) Close() error {
+	c.end()
+	c.mu.Lock()
+	if c.conn != nil {
+		_ = c.conn.Close()
+	}
+	c.mu.Unlock()
+	c.tasks.Wait()
+	c.reap.wait()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, e := range c.table {
+		e.release()
+	}
+	c.table = map[string]*entry{}
+	return nil
+}
+
+// MonitorPID is the pid of the monitor that is connected, 0 while there is none.
+func (c *Client) MonitorPID() int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.conn == nil {
+		return 0
+	}
+	return c.pid
+}
+
+// Create lets the monitor spawn the OCI runtime's create. It blocks until the
+// init waits for start. When ctx ends the create is killed; what it made until
+// then is left to the caller, as after any error. *Error, ErrExists,
+// ErrUnavailable.
+func (c *Client) Create(ctx context.Context, r Create) (Container, error) {
+	m, err := c.call(ctx, &Message{Op: OpCreate, Create: &r})
+	if err != nil {
+		return Container{}, err
+	}
+	if m.Container == nil {
+		return Container{}, fmt.Errorf("create %s: answer without a container: %w", r.ID, ErrProtocol)
+	}
+	return *m.Container, nil
+}
+
+// Reopen closes and opens a container's log by its path. ErrNotFound, ErrEnded.
+func (c *Client) Reopen(ctx context.Context, id string) error {
+	_, err := c.call(ctx, &Message{Op: OpReopen, Target: id})
+	return err
+}
+
+// Forget drops a container whose init has ended, on both sides. Idempotent.
+func (c *Client) Forget(ctx context.Context, id string) error {
+	_, err := c.call(ctx, &Message{Op: OpForget, Target: id})
+	if err != nil && !errors.Is(err, ErrNotFound) {
+		return err
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if e, ok := c.table[id]; ok {
+		e.release()
+		delete(c.table, id)
+	}
+	return nil
+}
+
+// call sends a request to the present monitor, waiting for one to be there,
+// and returns its answer.
+func (c *Client) call(ctx context.Context, m *Message) (*Message, error) {
+	for {
+		c.mu.Lock()
+		conn, changed := c.conn, c.changed
+		if conn != nil {
+			c.mu.Unlock()
+			return c.exchange(ctx, conn, m)
+		}
+		c.mu.Unlock()
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return nil, fmt.Errorf("%s: no monitor: %w: %w", m.Op, ErrUnavailable, ctx.Err())
+		case <-c.ctx.Done():
+			return nil, fmt.Errorf("%s: client is closed: %w", m.Op, ErrUnavailable)
+		}
+	}
+}
+
+func (c *Client) exchange(ctx context.Context, conn *Conn, m *Message, fds ...int) (*Message, error) {
+	answer := make(chan *Message, 1)
+	c.mu.Lock()
+	c.lastID++
+	m.ID = c.lastID
+	c.waiting[m.ID] = answer
+	c.mu.Unlock()
+	defer func() {
+		c.mu.Lock()
+		delete(c.waiting, m.ID)
+		c.mu.Unlock()
+	}()
+	if err := conn.Send(m, fds...); err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrUnavailable, err)
+	}
+	select {
+	case a := <-answer:
+		return checkAnswer(m.Op, a)
+	case <-ctx.Done():
+	}
+	if m.Op != OpCreate {
+		return nil, fmt.Errorf("%s: %w", m.Op, ctx.Err())
+	}
+	// The create must be over before its leftovers can be removed.
+	_ = conn.Send(&Message{Op: OpCancel, Cancel: m.ID})
+	if a := <-answer; a != nil && a.Error == nil {
+		return a, nil
+	}
+	return nil, fmt.Errorf("%s: %w", m.Op, ctx.Err())
+}
+
+func checkAnswer(op string, a *Message) (*Message, error) {
+	if a == nil {
+		return nil, fmt.Errorf("%s: the monitor died meanwhile: %w", op, ErrUnavailable)
+	}
+	if a.Error != nil {
+		return nil, a.Error
+	}
+	return a, nil
+}
+
+// receive serves one connection until it breaks, then brings up the next.
+func (c *Client) receive(conn *Conn) {
+	defer c.tasks.Done()
+	for {
+		m, err := conn.Receive()
+		if err != nil {
+			_ = conn.Close()
+			c.lost(conn, err)
+			return
+		}
+		c.handle(m)
+	}
+}
+
+func (c *Client) handle(m *Message) {
+	defer m.CloseFDs()
+	switch m.Op {
+	case OpPark:
+		if m.Container != nil {
+			c.park(*m.Container, m.Take())
+		}
+	case OpExit:
+		if m.Exit != nil {
+			c.exited(*m.Exit)
+		}
+	case OpAnswer:
+		c.mu.Lock()
+		answer := c.waiting[m.ID]
+		delete(c.waiting, m.ID)
+		c.mu.Unlock()
+		if answer != nil {
+			answer <- m
+		}
+	}
+}
+
+// lost fails what waits and, unless the client is closed, finds or starts the
+// next monitor, for as long as that takes.
+func (c *Client) lost(conn *Conn, cause error) {
+	c.mu.Lock()
+	if c.conn == conn {
+		c.conn = nil
+	}
+	for id, answer := range c.waiting {
+		answer <- nil
+		delete(c.waiting, id)
+	}
+	c.watchOrphans()
+	c.mu.Unlock()
+	if c.ctx.Err() != nil {
+		return
+	}
+	if !errors.Is(cause, io.EOF) && !errors.Is(cause, net.ErrClosed) {
+		c.trouble(fmt.Errorf("connection to the monitor: %w", cause))
+	}
+	for wait := 10 * time.Millisecond; c.ctx.Err() == nil; wait = min(2*wait, 5*time.Second) {
+		err := c.connect(c.ctx)
+		if err == nil {
+			return
+		}
+		c.trouble(fmt.Errorf("replace the monitor: %w", err))
+		select {
+		case <-time.After(wait):
+		case <-c.ctx.Done():
+		}
+	}
+}
+
+func (c *Client) trouble(err error) {
+	if c.o.OnTrouble != nil && c.ctx.Err() == nil {
+		c.o.OnTrouble(err)
+	}
+}
+
+// connect reaches a monitor, learns its containers, gives it those that it does
+// not know, and makes it the present one.
+func (c *Client) connect(ctx context.Context) error {
+	conn, err := dialOrStart(ctx, c.o)
+	if err != nil {
+		return err
+	}
+	before := c.ids()
+	known, pid, err := c.hello(conn)
+	if err != nil {
+		_ = conn.Close()
+		return err
+	}
+	c.tasks.Add(1)
+	go c.receive(conn)
+	for _, id := range before {
+		if !known[id] {
+			c.handBack(ctx, conn, id)
+		}
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.conn, c.pid = conn, pid
+	close(c.changed)
+	c.changed = make(chan struct{})
+	return nil
+}
+
+// hello is the first exchange. The monitor parks every container, then answers.
+func (c *Client) hello(conn *Conn) (known map[string]bool, pid int, err error) {
+	_ = conn.c.SetReadDeadline(time.Now().Add(sendLimit))
+	defer conn.c.SetReadDeadline(time.Time{})
+	if err := conn.Send(&Message{ID: 1, Op: OpHello, Version: Version}); err != nil {
+		return nil, 0, fmt.Errorf("%w: %w", ErrUnavailable, err)
+	}
+	known = map[string]bool{}
+	for {
+		m, err := conn.Receive()
+		if err != nil {
+			return nil, 0, fmt.Errorf("hello: %w: %w", ErrUnavailable, err)
+		}
+		if m.Op == OpPark && m.Container != nil {
+			known[m.Container.ID] = true
+		}
+		if m.Op == OpAnswer {
+			m.CloseFDs()
+			if m.Error != nil {
+				return nil, 0, fmt.Errorf("hello: %w", m.Error)
+			}
+			if m.Version != Version {
+				return nil, 0, fmt.Errorf("monitor %d speaks version %d, this is %d: %w", m.PID, m.Version, Version, ErrVersion)
+			}
+			return known, m.PID, nil
+		}
+		c.handle(m)
+	}
+}
+
+// handBack gives a container to a monitor that does not know it.
+func (c *Client) handBack(ctx context.Context, conn *Conn, id string) {
+	c.mu.Lock()
+	e, ok := c.table[id]
+	if !ok || e.exit != nil {
+		c.mu.Unlock()
+		return
+	}
+	ct := e.container
+	m := &Message{Op: OpAdopt, Container: &ct}
+	var fds []int
+	for name, fd := range e.fds {
+		// A duplicate, for the entry may be released meanwhile.
+		if dup, err := unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0); err == nil {
+			m.FDs, fds = append(m.FDs, name), append(fds, dup)
+		}
+	}
+	c.mu.Unlock()
+	defer closeAll(fds)
+	if _, err := c.exchange(ctx, conn, m, fds...); err != nil {
+		c.trouble(fmt.Errorf("hand container %s to the new monitor: %w", id, err))
+	}
+}

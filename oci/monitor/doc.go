@@ -1,0 +1,38 @@
+// Package monitor is the protocol between the daemon and the node's one
+// berth-monitor, and the daemon's end of it.
+//
+// It owns the messages and their framing, descriptor passing, the Client that
+// starts, finds and replaces the monitor, the exit record's format, and the
+// reaping of orphans that fall to the daemon. It does not own what the monitor
+// does with a container (cmd/berth-monitor) nor the command line of an OCI
+// runtime (oci/runc). It imports nothing but the standard library and x/sys, for
+// the monitor links it.
+//
+// Terms: parking is handing duplicates of a container's descriptors to the
+// daemon, so that they stay open when the monitor is killed; adopting is what a
+// new monitor does with parked descriptors. The tape is a memfd that holds what
+// was read from a container and is not in its log yet.
+//
+// On disk: the socket and, beside it, <socket>.lock, held by a living monitor;
+// in each bundle monitor.json (the Container, written when it is made) and
+// exit.json (its Exit, written once, when its init has ended).
+package monitor
+
+import "errors"
+
+// Sentinels of the package; test with errors.Is.
+var (
+	// ErrUnavailable: no monitor can be reached or started, or it died during
+	// the request. What the request did is unknown.
+	ErrUnavailable = errors.New("monitor unavailable")
+	// ErrExists: the monitor has a container of that id.
+	ErrExists = errors.New("container exists in the monitor")
+	// ErrNotFound: neither the monitor nor the client knows the container.
+	ErrNotFound = errors.New("container not found in the monitor")
+	// ErrEnded: the container's init has ended.
+	ErrEnded = errors.New("container has ended")
+	// ErrVersion: the running monitor speaks another version of the protocol.
+	ErrVersion = errors.New("monitor speaks another version")
+	// ErrProtocol: a message was malformed or too large.
+	ErrProtocol = errors.New("malformed message")
+)

@@ -1,0 +1,200 @@
+package monitor
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// gone: the cgroup was removed, before or during the call.
+func gone(err error) bool {
+	return errors.Is(err, os.ErrNotExist) || errors.Is(err, unix.ENODEV)
+}
+
+// KillCgroup kills every process of a cgroup directory and of those below it
+// and returns when none is left but zombies. Idempotent; nil when the
+// directory is gone. v2 does it by cgroup.kill, v1 by freezing, killing and
+// thawing until nothing is left. It blocks until then or until ctx ends.
+func KillCgroup(ctx context.Context, dir string) error {
+	if err := guard(dir); err != nil {
+		return err
+	}
+	for wait := time.Millisecond; ; wait = min(2*wait, 50*time.Millisecond) {
+		pids, err := living(dir)
+		if err != nil || len(pids) == 0 {
+			return err
+		}
+		if err := killOnce(dir); err != nil {
+			return err
+		}
+		if pids, err = living(dir); err != nil || len(pids) == 0 {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("kill cgroup %s: pids %v are left: %w", dir, pids, ctx.Err())
+		case <-time.After(wait):
+		}
+	}
+}
+
+// guard refuses what cannot be a container's cgroup: a mount point, or a
+// cgroup that holds this process.
+func guard(dir string) error {
+	if dir == "" || !filepath.IsAbs(dir) || filepath.Clean(dir) != dir {
+		return fmt.Errorf("kill cgroup %q: %w", dir, ErrSharedCgroup)
+	}
+	mounts, err := cgroupMounts()
+	if err != nil {
+		return err
+	}
+	self, err := readCgroupFile("self")
+	if err != nil {
+		return err
+	}
+	below := false
+	for controller, m := range mounts {
+		own := filepath.Join(m[0], strings.TrimPrefix(self[controller], strings.TrimSuffix(m[1], "/")))
+		if within(own, dir) {
+			return fmt.Errorf("kill cgroup %q: %w", dir, ErrSharedCgroup)
+		}
+		below = below || dir != m[0] && within(dir, m[0])
+	}
+	if !below {
+		return fmt.Errorf("kill cgroup %q: it is in no hierarchy: %w", dir, ErrSharedCgroup)
+	}
+	return nil
+}
+
+func killOnce(dir string) error {
+	err := os.WriteFile(filepath.Join(dir, "cgroup.kill"), []byte("1"), 0)
+	if err == nil {
+		return nil
+	}
+	// v1, or a kernel before 5.14: the freezer keeps forks from getting away.
+	freeze(dir, "FROZEN", "1")
+	defer freeze(dir, "THAWED", "0")
+	pids, err := Processes(dir)
+	if err != nil {
+		return err
+	}
+	for _, pid := range pids {
+		if err := unix.Kill(pid, unix.SIGKILL); err != nil && err != unix.ESRCH {
+			return fmt.Errorf("kill %d of cgroup %s: %w", pid, dir, err)
+		}
+	}
+	return nil
+}
+
+// freeze asks v1's or v2's freezer. Where neither is there, or a process cannot
+// be frozen, the caller's loop has to do.
+func freeze(dir, v1, v2 string) {
+	state := filepath.Join(dir, "freezer.state")
+	if os.WriteFile(state, []byte(v1), 0) != nil {
+		_ = os.WriteFile(filepath.Join(dir, "cgroup.freeze"), []byte(v2), 0)
+		return
+	}
+	for range 20 {
+		if data, err := os.ReadFile(state); err != nil || strings.TrimSpace(string(data)) == v1 {
+			return
+		}
+		time.Sleep(250 * time.Microsecond)
+	}
+}
+
+// living are the processes that are not zombies: those wait for their parent
+// and run no more.
+func living(dir string) ([]int, error) {
+	pids, err := Processes(dir)
+	if err != nil {
+		return nil, err
+	}
+	alive := pids[:0]
+	for _, pid := range pids {
+		if s, err := readStat(pid); err == nil && s.state != 'Z' && s.state != 'X' {
+			alive = append(alive, pid)
+		}
+	}
+	return alive, nil
+}
+
+// RemoveCgroup removes an empty cgroup and those below it. Idempotent.
+func RemoveCgroup(dir string) error {
+	if err := guard(dir); err != nil {
+		return err
+	}
+	return removeTree(dir)
+}
+
+func removeTree(dir string) error {
+	if err := unix.Rmdir(dir); err == nil || err == unix.ENOENT {
+		return nil
+	}
+	entries, err := os.ReadDir(dir)
+	if err != nil && !gone(err) {
+		return fmt.Errorf("remove cgroup: %w", err)
+	}
+	for _, e := range entries {
+		if e.IsDir() {
+			if err := removeTree(filepath.Join(dir, e.Name())); err != nil {
+				return err
+			}
+		}
+	}
+	for range 50 {
+		if err = unix.Rmdir(dir); err == nil || err == unix.ENOENT {
+			return nil
+		}
+		if err != unix.EBUSY {
+			break
+		}
+		time.Sleep(2 * time.Millisecond)
+	}
+	return fmt.Errorf("remove cgroup %s: %w", dir, err)
+}
+
+// DissolveCgroup removes a cgroup directory below another one, to which it
+// moves the processes that are in it. What forks meanwhile is moved again.
+func DissolveCgroup(dir, into string) {
+	for range 20 {
+		if err := unix.Rmdir(dir); err == nil || err == unix.ENOENT {
+			return
+		}
+		pids, err := Processes(dir)
+		if err != nil {
+			return
+		}
+		for _, pid := range pids {
+			_ = os.WriteFile(filepath.Join(into, "cgroup.procs"), strconv.AppendInt(nil, int64(pid), 10), 0)
+		}
+		if len(pids) == 0 {
+			time.Sleep(time.Millisecond) // a dying process still counts
+		}
+	}
+}
+
+// RemoveEmptyCgroups removes a cgroup path from every hierarchy. Idempotent; one
+// that has processes is an error.
+func RemoveEmptyCgroups(path string) error {
+	mounts, err := cgroupMounts()
+	if err != nil {
+		return err
+	}
+	for _, m := range mounts {
+		dir := filepath.Join(m[0], path)
+		if _, err := os.Lstat(dir); err != nil {
+			continue
+		}
+		if err := RemoveCgroup(dir); err != nil {
+			return err
+		}
+	}
+	return nil
+}

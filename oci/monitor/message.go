@@ -1,0 +1,123 @@
+package monitor
+
+import "time"
+
+// Version of the protocol. It changes when an older end would misunderstand.
+const Version = 1
+
+// Limits of one message.
+const (
+	maxFrame = 1 << 20 // bytes of JSON
+	maxFDs   = 8       // descriptors that travel with it
+)
+
+// Operations. A request has an ID and gets one answer with the same ID and the
+// operation "answer"; "park" and "exit" come from the monitor by themselves.
+const (
+	OpHello  = "hello"  // answered after a park for each container
+	OpCreate = "create" // spawns the OCI runtime's create
+	OpCancel = "cancel" // ends the create whose ID is in Cancel
+	OpAdopt  = "adopt"  // hands a container to a new monitor
+	OpReopen = "reopen" // reopens a container's log
+	OpForget = "forget" // drops an ended container
+	OpAnswer = "answer"
+	OpPark   = "park" // a container and its descriptors
+	OpExit   = "exit" // a container's init has ended
+)
+
+// Names of the descriptors of a container, in Message.FDs.
+const (
+	FDStdout = "stdout" // read end of the pipe
+	FDStderr = "stderr" // read end of the pipe
+	FDStdin  = "stdin"  // write end of the pipe
+	FDTTY    = "tty"    // master of the pty
+	FDLog    = "log"    // the open log file
+	FDTape   = "tape"   // memfd of what is read and not yet logged
+	FDPid    = "pidfd"  // of the init
+)
+
+// Message is one frame in either direction.
+type Message struct {
+	ID      uint64 `json:"id,omitempty"`
+	Op      string `json:"op"`
+	Version int    `json:"version,omitempty"`
+	PID     int    `json:"pid,omitempty"` // the monitor's, in the answer to hello
+
+	Create    *Create    `json:"create,omitempty"`
+	Cancel    uint64     `json:"cancel,omitempty"`
+	Container *Container `json:"container,omitempty"`
+	Target    string     `json:"target,omitempty"` // container id of reopen and forget
+	Exit      *Exit      `json:"exit,omitempty"`
+	Error     *Error     `json:"error,omitempty"`
+
+	FDs []string `json:"fds,omitempty"` // names of the descriptors that come along, in order
+	fds []int
+}
+
+// Error is a refusal by the monitor.
+type Error struct {
+	Kind     string `json:"kind,omitempty"` // "exists", "notfound", "ended", "version" or empty
+	Text     string `json:"text"`
+	ExitCode int    `json:"exitCode,omitempty"` // of the OCI runtime's create
+	Stderr   string `json:"stderr,omitempty"`   // what it wrote there
+	Command  bool   `json:"command,omitempty"`  // the OCI runtime ran and failed
+}
+
+var kinds = map[string]error{"exists": ErrExists, "notfound": ErrNotFound, "ended": ErrEnded, "version": ErrVersion}
+
+func (e *Error) Error() string { return e.Text }
+
+// Unwrap gives the sentinel of the error's kind.
+func (e *Error) Unwrap() error { return kinds[e.Kind] }
+
+// Create asks for a container. The command line is complete: the monitor adds
+// nothing to it, and knows where its results appear.
+type Create struct {
+	ID            string   `json:"id"`
+	Bundle        string   `json:"bundle"` // absolute
+	Args          []string `json:"args"`   // the OCI runtime's create
+	PidFile       string   `json:"pidFile"`
+	ConsoleSocket string   `json:"consoleSocket,omitempty"` // the monitor listens there; wanted when Terminal
+	IO            IO       `json:"io"`
+}
+
+// IO says where a container's streams go.
+type IO struct {
+	LogPath   string `json:"logPath,omitempty"` // empty: read and drop
+	Terminal  bool   `json:"terminal,omitempty"`
+	Stdin     bool   `json:"stdin,omitempty"`
+	StdinOnce bool   `json:"stdinOnce,omitempty"`
+	MaxLine   int    `json:"maxLine"` // bytes of one log piece
+	UID       uint32 `json:"uid,omitempty"`
+	GID       uint32 `json:"gid,omitempty"`
+}
+
+// Container is what outlives both processes; monitor.json holds it.
+type Container struct {
+	Version   int     `json:"version"`
+	ID        string  `json:"id"`
+	Bundle    string  `json:"bundle"`
+	PID       int     `json:"pid"`
+	StartTime uint64  `json:"startTime"` // field 22 of /proc/<pid>/stat
+	IO        IO      `json:"io"`
+	Cgroups   Cgroups `json:"cgroups"`
+	OOMKills  uint64  `json:"oomKills,omitempty"` // the memory cgroup's counter when the container was made
+	// Pipes are the inodes of the pipes of stdout and stderr: by them a new
+	// monitor finds the pipes in the container when nobody parked them.
+	Pipes [2]uint64 `json:"pipes,omitempty"`
+	// Exit is set in a park message when the init has ended. Never on disk.
+	Exit *Exit `json:"exit,omitempty"`
+}
+
+// Exit is the end of an init; exit.json holds it.
+type Exit struct {
+	Version   int       `json:"version"`
+	ID        string    `json:"id"`
+	PID       int       `json:"pid"`
+	StartTime uint64    `json:"startTime"`
+	Code      int32     `json:"code"` // 0..255, 128+n for signal n, 255 when unknown
+	OOMKilled bool      `json:"oomKilled,omitempty"`
+	At        time.Time `json:"at"`
+	Unknown   string    `json:"unknown,omitempty"` // why the code is not known
+	Dropped   uint64    `json:"dropped,omitempty"` // bytes of output that no log could take
+}

@@ -1,0 +1,183 @@
+package runc
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/opencontainers/runtime-spec/specs-go/features"
+
+	"berth/oci"
+)
+
+// stderrLimit bounds what is kept of a command's complaint.
+const stderrLimit = 4096
+
+// run spawns the binary to its end and returns its stdout. Its failure is an
+// *oci.ExecError. When ctx ends the process is killed.
+func (r *Runtime) run(ctx context.Context, stdin io.Reader, args ...string) ([]byte, error) {
+	argv := append([]string{"--root", r.root}, args...)
+	cmd := exec.CommandContext(ctx, r.binary, argv...)
+	var stdout, stderr tail
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = stdin, &stdout, &stderr
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	// start's hooks may leave something that holds the pipes.
+	cmd.WaitDelay = time.Second
+	err := cmd.Run()
+	if err == nil || errors.Is(err, exec.ErrWaitDelay) {
+		return stdout.Bytes(), nil
+	}
+	e := &oci.ExecError{Args: cmd.Args, ExitCode: -1, Stderr: bounded(plainLog(stderr.String()))}
+	var exit *exec.ExitError
+	if errors.As(err, &exit) {
+		e.ExitCode = exit.ExitCode()
+		e.Err = sentinelOf(e.Stderr)
+		if ctx.Err() != nil {
+			e.Err = ctx.Err()
+		}
+	} else {
+		e.Err = err
+	}
+	return nil, e
+}
+
+// sentinelOf recognises the few failures that a caller acts on. The words are
+// those of runc and crun.
+func sentinelOf(stderr string) error {
+	switch {
+	case strings.Contains(stderr, "container does not exist"), strings.Contains(stderr, "No such container"):
+		return oci.ErrNotFound
+	case strings.Contains(stderr, "container not running"), strings.Contains(stderr, "container is not running"),
+		strings.Contains(stderr, "cannot exec in a stopped container"), strings.Contains(stderr, "cannot exec a container that has stopped"):
+		return oci.ErrNotRunning
+	}
+	return nil
+}
+
+// tail keeps the first MiB of what is written to it.
+type tail struct{ bytes.Buffer }
+
+const tailLimit = 1 << 20
+
+func (t *tail) Write(p []byte) (int, error) {
+	t.Buffer.Write(p[:min(len(p), max(0, tailLimit-t.Len()))])
+	return len(p), nil
+}
+
+// bounded cuts a complaint to stderrLimit, at its end, where the cause is.
+func bounded(s string) string {
+	s = strings.TrimSpace(s)
+	if len(s) > stderrLimit {
+		s = "…" + strings.ToValidUTF8(s[len(s)-stderrLimit+3:], "")
+	}
+	return s
+}
+
+// readLog returns the messages of a --log file in JSON that are errors.
+func readLog(path string) string {
+	f, err := os.Open(path)
+	if err != nil {
+		return ""
+	}
+	defer f.Close()
+	return errorsOf(io.LimitReader(f, tailLimit))
+}
+
+func errorsOf(r io.Reader) string {
+	var said []string
+	lines := bufio.NewScanner(r)
+	lines.Buffer(nil, tailLimit)
+	for lines.Scan() {
+		var l struct{ Level, Msg string }
+		if json.Unmarshal(lines.Bytes(), &l) == nil && (l.Level == "error" || l.Level == "fatal" || l.Level == "panic") && l.Msg != "" {
+			said = append(said, l.Msg)
+		}
+	}
+	return strings.Join(said, "; ")
+}
+
+// plainLog takes the messages out of the text log that runc writes to stderr
+// when it has no --log: time="…" level=error msg="…".
+func plainLog(s string) string {
+	var said []string
+	for line := range strings.Lines(s) {
+		line = strings.TrimSpace(line)
+		_, msg, ok := strings.Cut(line, " msg=")
+		if ok && strings.HasPrefix(line, "time=") {
+			if strings.Contains(line, "level=warning") || strings.Contains(line, "level=info") || strings.Contains(line, "level=debug") {
+				continue
+			}
+			line = msg
+			if strings.HasPrefix(msg, `"`) {
+				if err := json.Unmarshal([]byte(msg), &line); err != nil {
+					line = msg
+				}
+			}
+		}
+		if line != "" {
+			said = append(said, line)
+		}
+	}
+	return strings.Join(said, "; ")
+}
+
+// Version implements oci.Runtime.
+func (r *Runtime) Version(ctx context.Context) (string, error) {
+	out, err := r.run(ctx, nil, "--version")
+	if err != nil {
+		return "", fmt.Errorf("read version of %s: %w", filepath.Base(r.binary), err)
+	}
+	line, _, _ := strings.Cut(string(out), "\n")
+	return strings.TrimSpace(line), nil
+}
+
+// Features implements oci.Runtime.
+func (r *Runtime) Features(ctx context.Context) (*features.Features, error) {
+	type result struct {
+		f   *features.Features
+		err error
+	}
+	c := make(chan result, 1)
+	go func() {
+		f, err := r.features()
+		c <- result{f, err}
+	}()
+	select {
+	case x := <-c:
+		return x.f, x.err
+	case <-ctx.Done():
+		return nil, fmt.Errorf("read features of %s: %w", filepath.Base(r.binary), ctx.Err())
+	}
+}
+
+func (r *Runtime) readFeatures() (*features.Features, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	defer cancel()
+	out, err := r.run(ctx, nil, "features")
+	if err != nil {
+		return nil, fmt.Errorf("read features of %s: %w", filepath.Base(r.binary), err)
+	}
+	f := &features.Features{}
+	if err := json.Unmarshal(out, f); err != nil {
+		return nil, fmt.Errorf("decode features of %s: %w", filepath.Base(r.binary), err)
+	}
+	return f, nil
+}
+
+// probeSubCgroups asks the binary's help for exec --cgroup.
+func (r *Runtime) probeSubCgroups() bool {
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	defer cancel()
+	out, err := r.run(ctx, nil, "exec", "--help")
+	return err == nil && bytes.Contains(out, []byte("--cgroup"))
+}

@@ -1,0 +1,158 @@
+package runc
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"time"
+
+	rspec "github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sys/unix"
+
+	"berth/oci"
+	"berth/oci/monitor"
+)
+
+// cleanLimit bounds the removal of what a failed create left.
+const cleanLimit = 10 * time.Second
+
+// Update implements oci.Runtime.
+func (r *Runtime) Update(ctx context.Context, id string, res *rspec.LinuxResources) error {
+	data, err := json.Marshal(res)
+	if err != nil {
+		return fmt.Errorf("encode resources of %s: %w", id, err)
+	}
+	_, err = r.run(ctx, strings.NewReader(string(data)), "update", "--resources", "-", id)
+	return err
+}
+
+// Delete implements oci.Runtime.
+func (r *Runtime) Delete(ctx context.Context, id string) error {
+	if err := checkID(id); err != nil {
+		return nil
+	}
+	ct, ok := r.monitor.Container(id)
+	if !ok {
+		return r.sweep(ctx, id, "")
+	}
+	if _, ended := r.monitor.Exit(id); !ended {
+		if err := r.kill(ctx, id); err != nil {
+			return fmt.Errorf("delete %s: %w", id, err)
+		}
+	} else if dir := ct.Cgroups.Kill(); dir != "" {
+		// Others of a shared PID namespace outlive the init.
+		if err := monitor.KillCgroup(ctx, dir); err != nil {
+			return fmt.Errorf("delete %s: %w", id, err)
+		}
+	}
+	if err := r.sweep(ctx, id, ct.Bundle); err != nil {
+		return err
+	}
+	if err := r.monitor.Forget(ctx, id); err != nil {
+		return fmt.Errorf("delete %s: %w", id, asOCI(err))
+	}
+	return nil
+}
+
+// kill ends a living init and all of its container, and waits for its exit.
+func (r *Runtime) kill(ctx context.Context, id string) error {
+	if err := r.KillAll(ctx, id); err != nil {
+		return err
+	}
+	if err := r.monitor.Signal(id, syscall.SIGKILL); err != nil && !errors.Is(err, monitor.ErrEnded) {
+		return asOCI(err)
+	}
+	for wait := time.Millisecond; ; wait = min(2*wait, 100*time.Millisecond) {
+		if _, ended := r.monitor.Exit(id); ended {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("wait for its end: %w", ctx.Err())
+		case <-time.After(wait):
+		}
+	}
+}
+
+// runcState is what berth reads of the binary's state.json, only for a
+// container whose create was interrupted.
+type runcState struct {
+	PID         int               `json:"init_process_pid"`
+	StartTime   uint64            `json:"init_process_start"`
+	CgroupPaths map[string]string `json:"cgroup_paths"`
+}
+
+// sweep removes the binary's state and cgroup of a container, killing what is
+// in it. Idempotent. dir may be empty; with it, a cgroup that a create made
+// before its state is found by the specification.
+func (r *Runtime) sweep(ctx context.Context, id, dir string) error {
+	state := filepath.Join(r.root, id)
+	if _, err := os.Lstat(state); errors.Is(err, os.ErrNotExist) {
+		return r.sweepCgroups(dir)
+	}
+	var s runcState
+	if data, err := os.ReadFile(filepath.Join(state, "state.json")); err == nil {
+		_ = json.Unmarshal(data, &s)
+	}
+	if err := killState(ctx, s); err != nil {
+		return fmt.Errorf("sweep %s: %w", id, err)
+	}
+	_, err := r.run(ctx, nil, "delete", id)
+	if err != nil && !errors.Is(err, oci.ErrNotFound) {
+		return fmt.Errorf("delete %s: %w", id, err)
+	}
+	if err := os.RemoveAll(state); err != nil {
+		return fmt.Errorf("remove state of %s: %w", id, err)
+	}
+	if err != nil {
+		return r.sweepCgroups(dir)
+	}
+	return nil
+}
+
+// killState kills the init that state.json names, when it lives, and its cgroup.
+func killState(ctx context.Context, s runcState) error {
+	if s.PID > 1 {
+		if fd, err := monitor.OpenPidfd(s.PID, s.StartTime); err == nil {
+			_ = unix.PidfdSendSignal(fd, unix.SIGKILL, nil, 0)
+			p := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
+			_, _ = unix.Poll(p, 5000)
+			_ = unix.Close(fd)
+		}
+	}
+	for _, key := range []string{"", "freezer", "pids"} {
+		if dir := s.CgroupPaths[key]; dir != "" {
+			return monitor.KillCgroup(ctx, dir)
+		}
+	}
+	return nil
+}
+
+// sweepCgroups removes the empty cgroups of a bundle's specification.
+func (r *Runtime) sweepCgroups(dir string) error {
+	if dir == "" {
+		return nil
+	}
+	data, err := os.ReadFile(filepath.Join(dir, "config.json"))
+	if err != nil {
+		return nil
+	}
+	var s struct {
+		Linux struct {
+			CgroupsPath string `json:"cgroupsPath"`
+		} `json:"linux"`
+	}
+	if json.Unmarshal(data, &s) != nil {
+		return nil
+	}
+	path := filepath.Clean("/" + s.Linux.CgroupsPath)
+	if path == "/" || strings.Contains(path, ":") {
+		return nil // systemd's notation: the unit goes by itself
+	}
+	return monitor.RemoveEmptyCgroups(path)
+}

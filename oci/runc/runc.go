@@ -1,0 +1,209 @@
+package runc
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+
+	"github.com/opencontainers/runtime-spec/specs-go/features"
+
+	"berth/oci"
+	"berth/oci/monitor"
+)
+
+// Options of a Runtime.
+type Options struct {
+	Binary  string          // runc or alike; a bare name is looked up in PATH
+	Root    string          // the binary's --root, made when missing
+	Monitor *monitor.Client // of the node; closed by its owner, after the last call
+}
+
+// Runtime drives one binary. It implements oci.Runtime; exits are told by the
+// monitor client's OnExit (see Exit).
+type Runtime struct {
+	binary  string
+	root    string
+	monitor *monitor.Client
+
+	features   func() (*features.Features, error)
+	subCgroups func() bool // the binary's exec has --cgroup
+
+	mu  sync.Mutex
+	seq int // of execs, guarded by mu
+}
+
+var _ oci.Runtime = (*Runtime)(nil)
+
+// New finds the binary and prepares its root. It runs nothing yet.
+func New(o Options) (*Runtime, error) {
+	binary, err := exec.LookPath(o.Binary)
+	if err != nil {
+		return nil, fmt.Errorf("find OCI runtime: %w", err)
+	}
+	if binary, err = filepath.Abs(binary); err != nil {
+		return nil, fmt.Errorf("find OCI runtime: %w", err)
+	}
+	if err := os.MkdirAll(o.Root, 0o700); err != nil {
+		return nil, fmt.Errorf("make root of %s: %w", filepath.Base(binary), err)
+	}
+	r := &Runtime{binary: binary, root: o.Root, monitor: o.Monitor}
+	r.features = sync.OnceValues(r.readFeatures)
+	r.subCgroups = sync.OnceValue(r.probeSubCgroups)
+	return r, nil
+}
+
+// Exit turns the monitor's record into oci's, for monitor.Options.OnExit.
+func Exit(x monitor.Exit) oci.Exit {
+	return oci.Exit{ID: x.ID, Code: x.Code, OOMKilled: x.OOMKilled, At: x.At, Unknown: x.Unknown}
+}
+
+// Create implements oci.Runtime.
+func (r *Runtime) Create(ctx context.Context, req oci.CreateRequest) (oci.Process, error) {
+	if err := checkID(req.ID); err != nil {
+		return oci.Process{}, err
+	}
+	if _, err := os.Lstat(filepath.Join(r.root, req.ID)); err == nil {
+		return oci.Process{}, fmt.Errorf("create %s: %w", req.ID, oci.ErrExists)
+	}
+	c := r.createCall(req)
+	ct, err := r.monitor.Create(ctx, c)
+	if err != nil {
+		if errors.Is(err, monitor.ErrExists) {
+			return oci.Process{}, fmt.Errorf("create %s: %w", req.ID, oci.ErrExists)
+		}
+		err = r.createError(c, err)
+		clean, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanLimit)
+		defer cancel()
+		if cerr := r.sweep(clean, req.ID, req.Bundle); cerr != nil {
+			err = fmt.Errorf("%w (and %w)", err, cerr)
+		}
+		return oci.Process{}, fmt.Errorf("create %s: %w", req.ID, err)
+	}
+	_ = os.Remove(logPath(req.Bundle))
+	return oci.Process{PID: ct.PID, StartTime: ct.StartTime}, nil
+}
+
+func logPath(dir string) string { return filepath.Join(dir, "runtime.log") }
+
+// createCall is the whole command line of a create and where its results are.
+func (r *Runtime) createCall(req oci.CreateRequest) monitor.Create {
+	c := monitor.Create{ID: req.ID, Bundle: req.Bundle, PidFile: filepath.Join(req.Bundle, "init.pid"), IO: monitor.IO{
+		LogPath: req.IO.LogPath, Terminal: req.IO.Terminal, Stdin: req.IO.Stdin, StdinOnce: req.IO.StdinOnce,
+		MaxLine: req.IO.MaxLine, UID: req.IO.UID, GID: req.IO.GID,
+	}}
+	if c.IO.MaxLine <= 0 {
+		c.IO.MaxLine = 16384
+	}
+	c.Args = []string{r.binary, "--root", r.root, "--log", logPath(req.Bundle), "--log-format", "json",
+		"create", "--bundle", req.Bundle, "--pid-file", c.PidFile}
+	if req.IO.Terminal {
+		c.ConsoleSocket = r.monitor.ConsoleSocket(req.ID)
+		c.Args = append(c.Args, "--console-socket", c.ConsoleSocket)
+	}
+	c.Args = append(c.Args, req.ID)
+	return c
+}
+
+// createError says what the binary said.
+func (r *Runtime) createError(c monitor.Create, err error) error {
+	var refused *monitor.Error
+	if !errors.As(err, &refused) {
+		if errors.Is(err, monitor.ErrUnavailable) {
+			return fmt.Errorf("%w: %w", oci.ErrMonitorUnavailable, err)
+		}
+		return err
+	}
+	if !refused.Command {
+		return err
+	}
+	text := readLog(logPath(c.Bundle))
+	if text == "" {
+		text = plainLog(refused.Stderr)
+	}
+	if text == "" && refused.ExitCode < 0 {
+		text = refused.Text
+	}
+	return &oci.ExecError{Args: c.Args, ExitCode: refused.ExitCode, Stderr: bounded(text)}
+}
+
+// Start implements oci.Runtime.
+func (r *Runtime) Start(ctx context.Context, id string) error {
+	_, err := r.run(ctx, nil, "start", id)
+	return err
+}
+
+// Signal implements oci.Runtime.
+func (r *Runtime) Signal(id string, sig syscall.Signal) error {
+	return asOCI(r.monitor.Signal(id, sig))
+}
+
+// KillAll implements oci.Runtime.
+func (r *Runtime) KillAll(ctx context.Context, id string) error {
+	ct, ok := r.monitor.Container(id)
+	if !ok {
+		return nil
+	}
+	if dir := ct.Cgroups.Kill(); dir != "" {
+		return monitor.KillCgroup(ctx, dir)
+	}
+	// Without a cgroup of its own there is nothing but the init to go by.
+	if err := r.monitor.Signal(id, syscall.SIGKILL); err != nil && !errors.Is(err, monitor.ErrEnded) {
+		return asOCI(err)
+	}
+	return nil
+}
+
+// ReopenLog implements oci.Runtime.
+func (r *Runtime) ReopenLog(ctx context.Context, id string) error {
+	return asOCI(r.monitor.Reopen(ctx, id))
+}
+
+// Exited implements oci.Runtime.
+func (r *Runtime) Exited(id string) (oci.Exit, bool) {
+	x, ok := r.monitor.Exit(id)
+	return Exit(x), ok
+}
+
+// Restore implements oci.Runtime.
+func (r *Runtime) Restore(ctx context.Context, handles []oci.Handle) (map[string]oci.State, error) {
+	states := make(map[string]oci.State, len(handles))
+	for _, h := range handles {
+		ct, err := r.monitor.Restore(ctx, h.ID, h.Bundle, h.Process.PID, h.Process.StartTime)
+		if err != nil {
+			return nil, fmt.Errorf("restore %s: %w", h.ID, asOCI(err))
+		}
+		st := oci.State{Running: ct.Exit == nil}
+		if ct.Exit != nil {
+			x := Exit(*ct.Exit)
+			st.Exit = &x
+		}
+		states[h.ID] = st
+	}
+	return states, nil
+}
+
+// asOCI gives errors of the monitor package oci's sentinels.
+func asOCI(err error) error {
+	for from, to := range map[error]error{
+		monitor.ErrNotFound: oci.ErrNotFound, monitor.ErrEnded: oci.ErrNotRunning, monitor.ErrUnavailable: oci.ErrMonitorUnavailable,
+	} {
+		if errors.Is(err, from) {
+			return fmt.Errorf("%w: %w", to, err)
+		}
+	}
+	return err
+}
+
+// checkID refuses what could leave the binary's root.
+func checkID(id string) error {
+	if id == "" || id == "." || id == ".." || strings.ContainsAny(id, "/\x00") || strings.HasPrefix(id, "-") {
+		return fmt.Errorf("container id %q: %w", id, oci.ErrNotFound)
+	}
+	return nil
+}
