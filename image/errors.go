@@ -11,6 +11,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"strconv"
 	"strings"
 	"syscall"
 
@@ -87,6 +88,11 @@ func classify(err error) error {
 	if errors.As(err, &policy) || errors.As(err, &badSignature) {
 		return ErrSignature
 	}
+	for _, text := range []string{"exceeded maximum allowed size", "Digest did not match", "does not match provided manifest digest"} {
+		if strings.Contains(err.Error(), text) {
+			return ErrInvalidImage // the library has no types for these
+		}
+	}
 	if kind := classifyHTTP(err); kind != nil {
 		return kind
 	}
@@ -122,14 +128,14 @@ func classifyHTTP(err error) error {
 		}
 	}
 	if m := statusText.FindStringSubmatch(err.Error()); m != nil {
-		var code int
-		fmt.Sscan(m[1], &code)
-		return classifyStatus(code)
+		if code, err := strconv.Atoi(m[1]); err == nil {
+			return classifyStatus(code)
+		}
 	}
 	return nil
 }
 
-var statusText = regexp.MustCompile(`StatusCode: (\d{3})|manifest unknown`)
+var statusText = regexp.MustCompile(`StatusCode: (\d{3})`)
 
 func classifyStatus(code int) error {
 	switch {

@@ -53,6 +53,7 @@ type Store struct {
 	claims  claims
 	durable *durability
 	closing context.CancelFunc
+	closed  sync.Once
 	life    context.Context
 }
 
@@ -210,12 +211,14 @@ func bootID() string {
 }
 
 // Close ends running pulls and background work and waits for them. What was
-// pulled stays; deletions go on at the next Open.
+// pulled stays; deletions go on at the next Open. Idempotent.
 func (s *Store) Close() error {
-	s.closing()
-	s.flights.wait()
-	s.durable.close()
-	s.trash.close()
+	s.closed.Do(func() {
+		s.closing()
+		s.flights.wait()
+		s.durable.close()
+		s.trash.close()
+	})
 	return nil
 }
 
