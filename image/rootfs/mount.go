@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
+	"sync"
 
 	"golang.org/x/sys/unix"
 
@@ -84,12 +85,27 @@ func (m Mount) lowers() ([]string, error) {
 	return lowers, nil
 }
 
-// errUnsupported: the kernel lacks "lowerdir+" (before 6.5).
+// errUnsupported: the kernel lacks "lowerdir+" (before 6.7).
 var errUnsupported = errors.New("overlay without lowerdir+")
+
+// legacyOverlay tells whether overlay knows the mount API by name only, as before
+// Linux 6.5: the kernel then gathers whatever options it is given and refuses them
+// when mounting, where "lowerdir+" can no longer be told from another mistake.
+var legacyOverlay = sync.OnceValue(func() bool {
+	fd, err := unix.Fsopen("overlay", unix.FSOPEN_CLOEXEC)
+	if err != nil {
+		return false
+	}
+	defer unix.Close(fd)
+	return unix.FsconfigSetFlag(fd, "no-option-of-overlay") == nil
+})
 
 // mountNew gives the layers one by one through the mount API, which has no
 // limit on their total length.
 func mountNew(m Mount, lowers []string) error {
+	if legacyOverlay() {
+		return errUnsupported
+	}
 	fd, err := unix.Fsopen("overlay", unix.FSOPEN_CLOEXEC)
 	if err == unix.ENOSYS {
 		return errUnsupported
