@@ -16,9 +16,6 @@ import (
 
 	"berth/image"
 	"berth/network"
-	"berth/oci"
-	"berth/oci/monitor"
-	"berth/oci/runc"
 	"berth/runtime"
 	"berth/runtime/config"
 	"berth/runtime/resolve"
