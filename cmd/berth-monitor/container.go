@@ -18,6 +18,10 @@ import (
 // process holds the pipe. What was in the pipe by then is read in any case.
 const drainLimit = 200 * time.Millisecond
 
+// logLimit is how much longer a write to the log may take at an init's end: a
+// hung filesystem must not keep the exit back.
+const logLimit = 3 * time.Second
+
 // container is one container of the monitor.
 type container struct {
 	info  monitor.Container
@@ -149,7 +153,7 @@ func (c *container) finish(status unix.WaitStatus, at time.Time, unknown string)
 			// until the daemon hears of this exit.
 			exit.OOMKilled = status.Signaled() && status.Signal() == unix.SIGKILL && c.info.Cgroups.OOMKills() > c.info.OOMKills
 		}
-		c.drain()
+		drained := c.drain()
 		exit.Dropped = uint64(c.log.tape.get(wordDropped))
 		if err := monitor.WriteExit(c.info.Bundle, exit); err != nil {
 			log.Printf("exit of %s: %v", c.info.ID, err)
@@ -157,19 +161,38 @@ func (c *container) finish(status unix.WaitStatus, at time.Time, unknown string)
 		c.mu.Lock()
 		c.exit = &exit
 		c.mu.Unlock()
-		c.close()
+		if drained {
+			c.close()
+			return
+		}
+		log.Printf("end of %s: its log %s takes no more", c.info.ID, c.info.IO.LogPath)
+		go func() {
+			c.pumps.Wait()
+			c.close()
+		}()
 	})
 	return exit, first
 }
 
-// drain waits for the end of the output, not longer than drainLimit.
-func (c *container) drain() {
+// drain waits for the end of the output, not longer than drainLimit for what
+// is still written. It says whether the log has everything.
+func (c *container) drain() bool {
 	for _, f := range c.streams {
 		if f != nil {
 			_ = f.SetReadDeadline(time.Now().Add(drainLimit))
 		}
 	}
-	c.pumps.Wait()
+	done := make(chan struct{})
+	go func() {
+		c.pumps.Wait()
+		close(done)
+	}()
+	select {
+	case <-done:
+		return true
+	case <-time.After(drainLimit + logLimit):
+		return false
+	}
 }
 
 // close releases the descriptors. The pumps must have ended.
