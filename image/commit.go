@@ -2,7 +2,6 @@ package image
 
 import (
 	"fmt"
-	"os"
 	"path/filepath"
 	"slices"
 	"time"
@@ -64,7 +63,7 @@ func (r *run) settle(diffID digest.Digest, lowers []*entry, again bool) (*entry,
 	}
 	meta := base.meta
 	meta.Variant, meta.Durable, meta.Boot = want.variant, false, s.boot
-	dir, err := os.MkdirTemp(s.staging(), "settle-")
+	dir, err := s.disk.mkdirTemp(s.staging(), "settle-")
 	if err != nil {
 		return nil, fmt.Errorf("settle layer %s: %w", diffID, err)
 	}
@@ -83,12 +82,12 @@ func (r *run) makeVariant(base *entry, dir string, plan *layer.Plan, meta layerM
 	diff := filepath.Join(dir, "diff")
 	if !shared && s.layers.rekey(base) {
 		delete(r.have, base.key.diffID)
-		if err := os.Rename(base.diff(), diff); err != nil {
+		if err := s.disk.rename(base.diff(), diff); err != nil {
 			return nil, err
 		}
 		s.trash.take(base.dir)
 	} else {
-		if err := os.Mkdir(diff, 0o755); err != nil {
+		if err := s.disk.mkdir(diff); err != nil {
 			return nil, err
 		}
 		if err := layer.Copy(base.diff(), diff); err != nil {
@@ -169,11 +168,11 @@ func (r *run) record(numbers []int) error {
 }
 
 func (r *run) storeBlobs(img *saved) error {
-	if err := r.store.blobs.Put(r.blobs.config.Digest, r.config); err != nil {
+	if err := r.putBlob(r.blobs.config.Digest, r.config); err != nil {
 		return err
 	}
 	for _, doc := range r.docs {
-		if err := r.store.blobs.Put(doc.digest, doc.data); err != nil {
+		if err := r.putBlob(doc.digest, doc.data); err != nil {
 			return err
 		}
 		img.Blobs = appendNew(img.Blobs, doc.digest)
@@ -186,6 +185,13 @@ func (r *run) storeBlobs(img *saved) error {
 		img.LayerBlobs = appendNew(img.LayerBlobs, d)
 	}
 	return nil
+}
+
+func (r *run) putBlob(d digest.Digest, data []byte) error {
+	if err := r.store.disk.may("write", d.String()); err != nil {
+		return fmt.Errorf("store blob %s: %w", d, err)
+	}
+	return r.store.blobs.Put(d, data)
 }
 
 func appendNew[T comparable](list []T, item T) []T {

@@ -139,7 +139,7 @@ func (d *destination) PutBlob(ctx context.Context, stream io.Reader, info types.
 // it is whole and has its diffID.
 func (d *destination) unpack(ctx context.Context, stream io.Reader, blob digest.Digest) (_ *entry, err error) {
 	r := d.run
-	dir, err := os.MkdirTemp(r.store.staging(), "layer-")
+	dir, err := r.store.disk.mkdirTemp(r.store.staging(), "layer-")
 	if err != nil {
 		return nil, d.failed(fmt.Errorf("stage layer %s: %w", blob, err))
 	}
@@ -149,7 +149,7 @@ func (d *destination) unpack(ctx context.Context, stream io.Reader, blob digest.
 		}
 	}()
 	diff := filepath.Join(dir, "diff")
-	if err := os.Mkdir(diff, 0o755); err != nil {
+	if err := r.store.disk.mkdir(diff); err != nil {
 		return nil, d.failed(fmt.Errorf("stage layer %s: %w", blob, err))
 	}
 	in := &counted{inner: stream, left: r.sizeOf[blob]}
@@ -274,10 +274,8 @@ func (d *destination) Commit(ctx context.Context, _ types.UnparsedImage) error {
 // fast as a rename.
 func (s *Store) discard(dir string, why error) {
 	if errors.Is(why, syscall.ENOSPC) || errors.Is(why, syscall.EDQUOT) {
-		os.RemoveAll(dir)
+		_ = s.disk.removeAll(dir) // what cannot go now goes at the next start
 		return
 	}
 	s.trash.take(dir)
 }
-
-func removeFile(path string) { os.Remove(path) }

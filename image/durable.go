@@ -1,7 +1,6 @@
 package image
 
 import (
-	"os"
 	"path/filepath"
 	"sync"
 
@@ -54,11 +53,11 @@ func (d *durability) run() {
 func (d *durability) sync() error {
 	d.round.Lock()
 	defer d.round.Unlock()
-	root := d.store.opt.Root
+	root, disk := d.store.opt.Root, d.store.disk
 	pending := d.store.layers.pending()
 	next := filepath.Join(root, ".refs.synced")
-	os.Remove(next)
-	linkErr := os.Link(filepath.Join(root, refsFile), next)
+	_ = disk.removeAll(next)
+	linkErr := disk.link(filepath.Join(root, refsFile), next)
 	if err := layer.SyncFS(root); err != nil {
 		return err
 	}
@@ -70,10 +69,10 @@ func (d *durability) sync() error {
 	if linkErr != nil {
 		return linkErr
 	}
-	if err := os.Rename(next, filepath.Join(root, durableFile)); err != nil {
+	if err := disk.rename(next, filepath.Join(root, durableFile)); err != nil {
 		return err
 	}
-	os.Remove(next) // renaming one name of a file to another leaves both
+	_ = disk.removeAll(next) // renaming one name of a file to another leaves both
 	d.store.change.Lock()
 	defer d.store.change.Unlock()
 	d.store.publish()

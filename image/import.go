@@ -136,11 +136,11 @@ func firstName(tags []string, id string) string {
 var layoutFile = regexp.MustCompile(`^(oci-layout|index\.json|manifest\.json|blobs/sha256/[0-9a-f]{64})$`)
 
 func (s *Store) importLayout(ctx context.Context, file string) ([]string, error) {
-	dir, err := os.MkdirTemp(s.staging(), "import-")
+	dir, err := s.disk.mkdirTemp(s.staging(), "import-")
 	if err != nil {
 		return nil, err
 	}
-	defer os.RemoveAll(dir)
+	defer s.disk.removeAll(dir)
 	if err := unpackLayout(ctx, file, dir); err != nil {
 		return nil, err
 	}

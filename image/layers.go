@@ -56,6 +56,7 @@ func (k layerKey) id() string { return k.diffID.String() + "+" + k.variant }
 type layers struct {
 	dir   string
 	trash *trash
+	disk  *disk
 
 	mu    sync.Mutex
 	byKey map[layerKey]*entry
@@ -66,7 +67,7 @@ type layers struct {
 // loadLayers reads layers/. What is torn or not durable from another boot goes
 // to the trash.
 func loadLayers(dir, boot string, t *trash) (*layers, error) {
-	l := &layers{dir: dir, trash: t, byKey: map[layerKey]*entry{}, byN: map[int]*entry{}, next: 1}
+	l := &layers{dir: dir, trash: t, disk: t.disk, byKey: map[layerKey]*entry{}, byN: map[int]*entry{}, next: 1}
 	list, err := os.ReadDir(dir)
 	if err != nil {
 		return nil, fmt.Errorf("list layers: %w", err)
@@ -109,12 +110,12 @@ func readMeta(dir string) (layerMeta, error) {
 	return meta, nil
 }
 
-func writeMeta(dir string, meta layerMeta) error {
+func (d *disk) writeMeta(dir string, meta layerMeta) error {
 	data, err := json.Marshal(meta)
 	if err != nil {
 		return err
 	}
-	return writeFile(filepath.Join(dir, "layer.json"), data)
+	return d.write(filepath.Join(dir, "layer.json"), data)
 }
 
 // ownUsage is what a layer takes beside its diff directory.
@@ -226,7 +227,7 @@ func (l *layers) drop(e *entry) {
 // the staged one goes to the trash.
 func (l *layers) add(staged string, meta layerMeta) (*entry, error) {
 	key := layerKey{meta.DiffID, meta.Variant}
-	if err := writeMeta(staged, meta); err != nil {
+	if err := l.disk.writeMeta(staged, meta); err != nil {
 		return nil, fmt.Errorf("record layer %s: %w", meta.DiffID, err)
 	}
 	l.mu.Lock()
@@ -237,7 +238,7 @@ func (l *layers) add(staged string, meta layerMeta) (*entry, error) {
 		return e, nil
 	}
 	e := &entry{n: l.next, dir: filepath.Join(l.dir, strconv.Itoa(l.next)), key: key, meta: meta, own: ownUsage(staged), refs: 1}
-	if err := os.Rename(staged, e.dir); err != nil {
+	if err := l.disk.rename(staged, e.dir); err != nil {
 		return nil, fmt.Errorf("put layer %s into place: %w", meta.DiffID, err)
 	}
 	l.next++
@@ -297,7 +298,7 @@ func (l *layers) markDurable(e *entry) error {
 	if l.byN[e.n] != e {
 		return nil // removed meanwhile
 	}
-	if err := writeMeta(e.dir, meta); err != nil && !errors.Is(err, fs.ErrNotExist) {
+	if err := l.disk.writeMeta(e.dir, meta); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("mark layer %s durable: %w", meta.DiffID, err)
 	}
 	e.meta = meta

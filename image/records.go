@@ -128,35 +128,16 @@ func decodeImages(data []byte) (images, error) {
 }
 
 // saveImages replaces refs.json without waiting for the disk.
-func saveImages(root string, m images) error {
+func (d *disk) saveImages(root string, m images) error {
 	data, err := encodeImages(m)
 	if err != nil {
 		return fmt.Errorf("encode image records: %w", err)
 	}
-	err = writeFile(filepath.Join(root, refsFile), data)
+	err = d.write(filepath.Join(root, refsFile), data)
 	if err != nil {
 		return fmt.Errorf("save image records: %w", err)
 	}
 	return nil
-}
-
-// writeFile replaces a file in one step. Not synced: see the package comment.
-func writeFile(path string, data []byte) error {
-	f, err := os.CreateTemp(filepath.Dir(path), ".new-")
-	if err != nil {
-		return err
-	}
-	_, err = f.Write(data)
-	if closeErr := f.Close(); err == nil {
-		err = closeErr
-	}
-	if err == nil {
-		err = os.Rename(f.Name(), path)
-	}
-	if err != nil {
-		os.Remove(f.Name())
-	}
-	return err
 }
 
 // loadImages reads the records. After a power cut refs.json may be torn; then

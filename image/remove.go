@@ -66,7 +66,7 @@ func (s *Store) dropBlobs() {
 
 // commit saves new records and makes them visible. Called with change held.
 func (s *Store) commit(m images) error {
-	if err := saveImages(s.opt.Root, m); err != nil {
+	if err := s.disk.saveImages(s.opt.Root, m); err != nil {
 		return err
 	}
 	s.images = m

@@ -192,7 +192,7 @@ func (r *run) close() {
 	}
 	for d, file := range r.kept {
 		delete(r.kept, d)
-		removeFile(file)
+		_ = r.store.disk.removeAll(file)
 	}
 }
 

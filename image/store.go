@@ -39,6 +39,7 @@ type Store struct {
 	blobs  *content.Store
 	layers *layers
 	trash  *trash
+	disk   *disk
 	boot   string
 
 	// change is held by whoever changes records, over the writing of them. No
@@ -77,6 +78,10 @@ type Usage struct {
 // blocks for as long as reading the records takes; deletions go on behind. Only
 // one Store may be open on a root: the caller sees to that.
 func Open(ctx context.Context, o Options) (*Store, error) {
+	return openOn(ctx, o, &disk{})
+}
+
+func openOn(ctx context.Context, o Options, d *disk) (*Store, error) {
 	if o.Root == "" {
 		return nil, fmt.Errorf("open image store: no root directory")
 	}
@@ -91,7 +96,7 @@ func Open(ctx context.Context, o Options) (*Store, error) {
 			return nil, fmt.Errorf("open image store: %w", err)
 		}
 	}
-	s := &Store{opt: o, holders: map[string]map[string]bool{}, configs: map[string]ispec.Image{}}
+	s := &Store{opt: o, disk: d, holders: map[string]map[string]bool{}, configs: map[string]ispec.Image{}}
 	s.life, s.closing = context.WithCancel(context.Background())
 	s.flights.running = map[string]*flight{}
 	s.claims.open = map[digest.Digest]*claim{}
@@ -108,7 +113,7 @@ func Open(ctx context.Context, o Options) (*Store, error) {
 
 func (s *Store) load(ctx context.Context) (err error) {
 	s.boot = bootID()
-	if s.trash, err = openTrash(filepath.Join(s.opt.Root, "trash")); err != nil {
+	if s.trash, err = openTrash(filepath.Join(s.opt.Root, "trash"), s.disk); err != nil {
 		return err
 	}
 	if err := s.emptyStaging(); err != nil {
@@ -133,8 +138,8 @@ func (s *Store) load(ctx context.Context) (err error) {
 			kept[id] = img
 		}
 	}
-	if len(kept) != len(stored) {
-		if err := saveImages(s.opt.Root, kept); err != nil {
+	if _, err := os.Stat(filepath.Join(s.opt.Root, refsFile)); err != nil || len(kept) != len(stored) {
+		if err := s.disk.saveImages(s.opt.Root, kept); err != nil {
 			return err
 		}
 	}

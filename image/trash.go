@@ -16,6 +16,7 @@ import (
 // as a mass deletion makes ext4 create files many times slower for minutes.
 type trash struct {
 	dir   string
+	disk  *disk
 	seq   atomic.Int64
 	kick  chan struct{}
 	idle  sync.Cond // signalled when a round of deleting is over
@@ -25,12 +26,12 @@ type trash struct {
 	leave context.CancelFunc
 }
 
-func openTrash(dir string) (*trash, error) {
+func openTrash(dir string, d *disk) (*trash, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, fmt.Errorf("create trash: %w", err)
 	}
 	ctx, cancel := context.WithCancel(context.Background())
-	t := &trash{dir: dir, kick: make(chan struct{}, 1), done: make(chan struct{}), leave: cancel}
+	t := &trash{dir: dir, disk: d, kick: make(chan struct{}, 1), done: make(chan struct{}), leave: cancel}
 	t.idle.L = &t.mu
 	list, err := os.ReadDir(dir)
 	if err != nil {
@@ -48,8 +49,8 @@ func openTrash(dir string) (*trash, error) {
 // filesystem without a free block, it is deleted on the spot.
 func (t *trash) take(path string) {
 	to := filepath.Join(t.dir, strconv.FormatInt(t.seq.Add(1), 36))
-	if err := os.Rename(path, to); err != nil {
-		os.RemoveAll(path)
+	if err := t.disk.rename(path, to); err != nil {
+		_ = t.disk.removeAll(path)
 		return
 	}
 	t.mu.Lock()

@@ -1,0 +1,475 @@
+package image
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/opencontainers/go-digest"
+
+	"berth/sandbox/leakcheck"
+)
+
+// reopen closes a store and opens it again, as after a restart.
+func reopen(t *testing.T, s *Store) *Store {
+	t.Helper()
+	s.Close()
+	again, err := Open(context.Background(), s.opt)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { again.Close() })
+	return again
+}
+
+// calm waits until nothing goes on behind.
+func calm(t *testing.T, s *Store) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	s.trash.wait(ctx)
+	if err := s.durable.sync(); err != nil {
+		t.Fatal(err)
+	}
+	if ctx.Err() != nil {
+		t.Fatal("the trash is not emptied")
+	}
+}
+
+func TestUsageEqualsDu(t *testing.T) {
+	leakcheck.Start(t)
+	reg := newRegistry(t)
+	var files []file
+	for i := range 300 {
+		files = append(files, file{name: fmt.Sprintf("d%d/f%d", i%7, i), body: strings.Repeat("x", i*97)})
+	}
+	files = append(files, file{name: "link", kind: '1', link: "d1/f1"}, file{name: "long", kind: '2', link: strings.Repeat("s", 200)})
+	base := gzipLayer(tarOf(t, files...))
+	reg.push("a", "1", base, gzipLayer(tarOf(t, file{name: "a"})))
+	reg.push("b", "1", base, gzipLayer(tarOf(t, file{name: "b", body: strings.Repeat("b", 1<<20)})))
+	s := open(t, t.TempDir(), nil, reg)
+	check := func(s *Store, when string) {
+		t.Helper()
+		calm(t, s)
+		for flag, got := range map[string]uint64{"--block-size=1": s.Usage().Bytes, "--inodes": s.Usage().Inodes} {
+			out, err := exec.Command("du", "-s", flag, s.opt.Root).Output()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if want := strings.Fields(string(out))[0]; want != fmt.Sprint(got) {
+				t.Errorf("%s: du %s says %s, Usage %d", when, flag, want, got)
+			}
+		}
+	}
+	check(s, "empty")
+	mustPull(t, s, reg.ref("a:1"))
+	check(s, "one image")
+	id := mustPull(t, s, reg.ref("b:1"))
+	check(s, "two images")
+	if r, _ := s.Resolve(id); r.Size < 1<<20 || r.Size > s.Usage().Bytes {
+		t.Errorf("size %d of %d", r.Size, s.Usage().Bytes)
+	}
+	s = reopen(t, s)
+	check(s, "after a restart")
+	if err := s.Remove(t.Context(), id); err != nil {
+		t.Fatal(err)
+	}
+	check(s, "after a removal")
+}
+
+func TestHeldLayersSurviveRemoval(t *testing.T) {
+	leakcheck.Start(t)
+	reg := newRegistry(t)
+	reg.push("app", "1", gzipLayer(tarOf(t, file{name: "f", body: "x"})))
+	s := open(t, t.TempDir(), nil, reg)
+	id := mustPull(t, s, reg.ref("app:1"))
+	r, err := s.Resolve(id)
+	if err != nil {
+		t.Fatal(err)
+	}
+	there := func() bool {
+		_, err := os.Stat(filepath.Join(r.Layers[0], "f"))
+		return err == nil
+	}
+	s.Hold(id, "one")
+	s.Hold(id, "one")
+	s.Hold(id, "two")
+	s.Hold("sha256:unknown", "two")
+	if err := s.Remove(t.Context(), id); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.Resolve(id); !errors.Is(err, ErrNotFound) || len(s.List()) != 0 {
+		t.Errorf("a removed image is visible: %v", err)
+	}
+	s.Release("one")
+	s.Release("one")
+	if !there() {
+		t.Fatal("the layer is gone while a container uses it")
+	}
+	// A restart: the caller repeats its holds, then sweeps.
+	s = reopen(t, s)
+	s.Hold(id, "two")
+	if err := s.Sweep(); err != nil || !there() {
+		t.Fatalf("after a restart: %v, there %v", err, there())
+	}
+	// Pulled again while it is held: the same layers, visible again.
+	reg.gets = map[string]int{}
+	mustPull(t, s, reg.ref("app:1"))
+	if n := reg.got("/blobs/"); n != 1 {
+		t.Errorf("%d blobs fetched again, want the config only", n)
+	}
+	if err := s.Remove(t.Context(), id); err != nil {
+		t.Fatal(err)
+	}
+	s.Release("two")
+	empty(t, s)
+	if there() {
+		t.Error("the layer stays after the last release")
+	}
+	// Nobody holds it after a restart.
+	mustPull(t, s, reg.ref("app:1"))
+	s.Hold(id, "three")
+	if err := s.Remove(t.Context(), id); err != nil {
+		t.Fatal(err)
+	}
+	s = reopen(t, s)
+	if err := s.Sweep(); err != nil {
+		t.Fatal(err)
+	}
+	empty(t, s)
+}
+
+func TestRestartKeepsWhatIsWhole(t *testing.T) {
+	leakcheck.Start(t)
+	reg := newRegistry(t)
+	reg.push("a", "1", gzipLayer(tarOf(t, file{name: "a", body: "a"})), gzipLayer(tarOf(t, file{name: "a2"})))
+	reg.push("b", "1", gzipLayer(tarOf(t, file{name: "b", body: "b"})))
+	dir := t.TempDir()
+	s := open(t, dir, nil, reg)
+	a, b := mustPull(t, s, reg.ref("a:1")), mustPull(t, s, reg.ref("b:1"))
+	before, _ := json.Marshal(s.List())
+	calm(t, s)
+	for _, name := range []string{"staging/layer-1/diff/x", "layers/77/diff/x", "layers/odd/x", "blobs/sha256/.new-1", "trash/1/x"} {
+		if err := os.MkdirAll(filepath.Dir(filepath.Join(dir, name)), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(filepath.Join(dir, name), nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	s = reopen(t, s)
+	if after, _ := json.Marshal(s.List()); !bytes.Equal(before, after) {
+		t.Errorf("the list changed:\n%s\n%s", before, after)
+	}
+	calm(t, s)
+	if got := ls(t, filepath.Join(dir, "layers")); len(got) != 3 {
+		t.Errorf("layers: %q", got)
+	}
+	for _, sub := range []string{"staging", "trash"} {
+		if got := ls(t, filepath.Join(dir, sub)); len(got) != 0 {
+			t.Errorf("%s: %q", sub, got)
+		}
+	}
+	// A torn manifest or layer takes its image away, and a pull brings it back.
+	r, _ := s.Resolve(a)
+	if err := os.RemoveAll(r.Layers[1]); err != nil {
+		t.Fatal(err)
+	}
+	path, _ := s.blobs.Path(digest.Digest(b))
+	if err := os.WriteFile(path, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	s = reopen(t, s)
+	if len(s.List()) != 0 {
+		t.Errorf("%d broken images are listed", len(s.List()))
+	}
+	mustPull(t, s, reg.ref("a:1"))
+	mustPull(t, s, reg.ref("b:1"))
+}
+
+// TestAfterAPowerCut makes the store believe that it is another boot.
+func TestAfterAPowerCut(t *testing.T) {
+	leakcheck.Start(t)
+	reg := newRegistry(t)
+	reg.push("safe", "1", gzipLayer(tarOf(t, file{name: "a", body: "a"})))
+	reg.push("late", "1", gzipLayer(tarOf(t, file{name: "b", body: "b"})))
+	dir := t.TempDir()
+	s := open(t, dir, nil, reg)
+	safe := mustPull(t, s, reg.ref("safe:1"))
+	calm(t, s)
+	late := mustPull(t, s, reg.ref("late:1"))
+	s.Close()
+	// Whatever the last round did, take it back for the second image.
+	for _, item := range ls(t, filepath.Join(dir, "layers")) {
+		path := filepath.Join(dir, "layers", item)
+		meta, err := readMeta(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		meta.Boot = "another boot"
+		if _, err := os.Stat(filepath.Join(path, "diff", "b")); err == nil {
+			meta.Durable = false
+		} else if !meta.Durable {
+			t.Error("the first image's layer is not marked durable after a sync")
+		}
+		if err := new(disk).writeMeta(path, meta); err != nil {
+			t.Fatal(err)
+		}
+	}
+	s, err := Open(t.Context(), s.opt)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	if _, err := s.Resolve(safe); err != nil {
+		t.Errorf("the durable image: %v", err)
+	}
+	if _, err := s.Resolve(late); !errors.Is(err, ErrNotFound) {
+		t.Errorf("the image that was not durable: %v", err)
+	}
+	if got := mustPull(t, s, reg.ref("late:1")); got != late {
+		t.Errorf("pulled again: %s", got)
+	}
+}
+
+func TestTornRecords(t *testing.T) {
+	leakcheck.Start(t)
+	reg := newRegistry(t)
+	reg.push("a", "1", gzipLayer(tarOf(t, file{name: "a"})))
+	for name, spoil := range map[string]func([]byte) []byte{
+		"empty": func([]byte) []byte { return nil },
+		"half":  func(b []byte) []byte { return b[:len(b)/2] },
+		"bit":   func(b []byte) []byte { b[len(b)/2] ^= 1; return b },
+		"zeros": func(b []byte) []byte { return make([]byte, len(b)) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := open(t, t.TempDir(), nil, reg)
+			id := mustPull(t, s, reg.ref("a:1"))
+			calm(t, s)
+			s.Close()
+			path := filepath.Join(s.opt.Root, refsFile)
+			data, err := os.ReadFile(path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			os.Remove(path) // it shares its bytes with the synced version
+			if err := os.WriteFile(path, spoil(data), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			s = reopen(t, s)
+			if _, err := s.Resolve(id); err != nil {
+				t.Errorf("the synced records were not used: %v", err)
+			}
+		})
+	}
+	s := open(t, t.TempDir(), nil, reg)
+	s.Close()
+	future := []byte(`{"version":99,"sum":"","images":{}}`)
+	if err := os.WriteFile(filepath.Join(s.opt.Root, refsFile), future, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Open(t.Context(), s.opt); err == nil || !strings.Contains(err.Error(), "version 99") {
+		t.Errorf("records of a later version: %v", err)
+	}
+}
+
+// faulty fails the k-th change of the disk; once dead, all that follow too.
+type faulty struct {
+	mu   sync.Mutex
+	left int
+	err  error
+	dead bool // everything after fails as well: the process was killed here
+	hit  bool
+}
+
+func (f *faulty) check(op, path string) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.left--
+	if f.left == 0 || f.left < 0 && f.dead {
+		f.hit = true
+		return &os.PathError{Op: op, Path: path, Err: f.err}
+	}
+	return nil
+}
+
+// TestFailingDisk lets every single change of the disk fail once in a pull and
+// a removal, and after each the store is consistent, also after a restart.
+func TestFailingDisk(t *testing.T) {
+	leakcheck.Start(t)
+	reg := newRegistry(t)
+	top := gzipLayer(tarOf(t, file{name: "d/e", body: "x"})) // needs settling
+	old := gzipLayer(tarOf(t, file{name: "old"}))
+	reg.push("app", "old", old)
+	reg.push("app", "new", old, gzipLayer(tarOf(t, file{name: "d/", mode: 0o700})), top)
+	for _, dead := range []bool{false, true} {
+		for k := 1; ; k++ {
+			f := &faulty{err: syscall.EIO, dead: dead}
+			if !failOnce(t, reg, f, k) {
+				if k < 10 {
+					t.Errorf("only %d changes were seen", k)
+				}
+				break
+			}
+			if t.Failed() {
+				t.Fatalf("at change %d, killed: %v", k, dead)
+			}
+		}
+	}
+}
+
+func failOnce(t *testing.T, reg *registry, f *faulty, k int) bool {
+	t.Helper()
+	dir := t.TempDir()
+	s := open(t, dir, nil, reg)
+	oldID := mustPull(t, s, reg.ref("app:old"))
+	calm(t, s)
+	s.disk.check = f.check
+	f.mu.Lock()
+	f.left = k
+	f.mu.Unlock()
+	newID, pullErr := s.Pull(t.Context(), PullRequest{Reference: reg.ref("app:new")})
+	removeErr := s.Remove(t.Context(), oldID)
+	s.Close()
+	f.mu.Lock()
+	hit := f.hit
+	f.left, f.dead = 1<<30, false
+	f.mu.Unlock()
+
+	s, err := Open(context.Background(), s.opt)
+	if err != nil {
+		t.Errorf("open after a failure: %v", err)
+		return false
+	}
+	defer s.Close()
+	got := map[string]bool{}
+	for _, r := range s.List() {
+		got[r.ID] = true
+		for _, dir := range r.Layers {
+			if len(ls(t, dir)) == 0 {
+				t.Errorf("%s is empty", dir)
+			}
+		}
+	}
+	if pullErr == nil && !got[newID] {
+		t.Error("an image that was pulled is gone")
+	}
+	if removeErr == nil && got[oldID] {
+		t.Error("an image that was removed is back")
+	}
+	if removeErr != nil && !got[oldID] && !strings.Contains(removeErr.Error(), "records") {
+		t.Errorf("the removal failed (%v) and the image is gone", removeErr)
+	}
+	mustPull(t, s, reg.ref("app:new"))
+	mustPull(t, s, reg.ref("app:old"))
+	for _, r := range s.List() {
+		if err := s.Remove(t.Context(), r.ID); err != nil {
+			t.Error(err)
+		}
+	}
+	empty(t, s)
+	return hit
+}
+
+func TestKeepLayerBlobs(t *testing.T) {
+	leakcheck.Start(t)
+	reg := newRegistry(t)
+	l := zstdLayer(tarOf(t, file{name: "f", body: "x"}))
+	reg.push("a", "1", l)
+	s := open(t, t.TempDir(), func(o *Options) { o.KeepLayerBlobs = true }, reg)
+	id := mustPull(t, s, reg.ref("a:1"))
+	kept := func() bool {
+		return slices.ContainsFunc(ls(t, filepath.Join(s.opt.Root, "blobs/sha256")), func(n string) bool {
+			data, _ := os.ReadFile(filepath.Join(s.opt.Root, "blobs/sha256", n))
+			return bytes.Equal(data, l.data)
+		})
+	}
+	if !kept() {
+		t.Error("the layer is not kept as it was fetched")
+	}
+	s = reopen(t, s)
+	if !kept() {
+		t.Error("the kept layer is gone after a restart")
+	}
+	if err := s.Remove(t.Context(), id); err != nil {
+		t.Fatal(err)
+	}
+	empty(t, s)
+}
+
+func TestResolve(t *testing.T) {
+	leakcheck.Start(t)
+	reg := newRegistry(t)
+	s := open(t, t.TempDir(), nil, reg)
+	path, ids := ociArchive(t, plainLayer, "busybox:latest", "docker.io/other/tool:2")
+	if _, err := s.Import(t.Context(), path); err != nil {
+		t.Fatal(err)
+	}
+	for ref, id := range map[string]string{
+		"busybox": ids[0], "busybox:latest": ids[0], "library/busybox": ids[0], "docker.io/library/busybox:latest": ids[0],
+		"index.docker.io/busybox": ids[0], "other/tool:2": ids[1], ids[1]: ids[1], ids[1][7:]: ids[1], ids[1][:19]: ids[1],
+	} {
+		if r, err := s.Resolve(ref); err != nil || r.ID != id {
+			t.Errorf("resolve %q: %v %v", ref, r, err)
+		}
+	}
+	for ref, want := range map[string]error{
+		"other/tool": ErrNotFound, "busybox:2": ErrNotFound, strings.Repeat("0", 64): ErrNotFound, "sha256:" + strings.Repeat("0", 64): ErrNotFound,
+		"": ErrInvalidReference, "UPPER/case": ErrInvalidReference, "a b": ErrInvalidReference, "x@sha256:12": ErrInvalidReference,
+	} {
+		if _, err := s.Resolve(ref); !errors.Is(err, want) {
+			t.Errorf("resolve %q: %v, want %v", ref, err, want)
+		}
+		if _, err := s.Pull(t.Context(), PullRequest{Reference: ref}); want == ErrInvalidReference && !errors.Is(err, want) {
+			t.Errorf("pull %q: %v", ref, err)
+		}
+	}
+}
+
+func TestUnavailableAndMissing(t *testing.T) {
+	leakcheck.Start(t)
+	reg := newRegistry(t)
+	gone := newRegistry(t)
+	gone.host = "127.0.0.1:1"
+	s := open(t, t.TempDir(), nil, reg, gone)
+	status := func(code int) {
+		reg.setHook(func(w http.ResponseWriter, _ *http.Request) bool {
+			w.WriteHeader(code)
+			return true
+		})
+	}
+	for name, test := range map[string]struct {
+		ref  string
+		code int
+		want error
+	}{
+		"refused":   {gone.ref("a:1"), 0, ErrRegistryUnavailable},
+		"missing":   {reg.ref("a:1"), 0, ErrNotFound},
+		"500":       {reg.ref("a:1"), 500, ErrRegistryUnavailable},
+		"503":       {reg.ref("a:1"), 503, ErrRegistryUnavailable},
+		"403":       {reg.ref("a:1"), 403, ErrUnauthorized},
+		"plain 404": {reg.ref("a:1"), 404, ErrNotFound},
+	} {
+		reg.setHook(nil)
+		if test.code != 0 {
+			status(test.code)
+		}
+		_, err := s.Pull(t.Context(), PullRequest{Reference: test.ref})
+		if !errors.Is(err, test.want) {
+			t.Errorf("%s: %v, want %v", name, err, test.want)
+		}
+	}
+	empty(t, s)
+}
