@@ -38,7 +38,8 @@ func (s *server) create(key call, r *monitor.Create) (*monitor.Container, error)
 		return nil, err
 	}
 	k := &creation{s: s, r: r, key: key, c: &container{pidfd: -1, stdin: -1}}
-	err := k.run()
+	err := errors.New("create: panic in the monitor; see its log")
+	guard("create "+r.ID, func() { err = k.run() })
 	k.closeChild()
 	if err != nil {
 		s.settle(r.ID, nil)

@@ -112,8 +112,11 @@ func start(ctx context.Context, o Options) error {
 	return fmt.Errorf("the monitor ended at once: %v (see monitor.log beside its socket)", err)
 }
 
-// ConsoleSocket is a path for the pty of a container that is being created. It
-// stands beside the monitor's own socket, for such paths must be short.
-func (c *Client) ConsoleSocket(id string) string {
-	return filepath.Join(filepath.Dir(c.o.Socket), "tty-"+id[:min(len(id), 12)])
+// ConsoleSocket is a new path for the pty of a container that is being created.
+// It stands beside the monitor's own socket, for such paths must be short.
+func (c *Client) ConsoleSocket() string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.lastID++
+	return filepath.Join(filepath.Dir(c.o.Socket), fmt.Sprintf("tty-%d-%d", os.Getpid(), c.lastID))
 }

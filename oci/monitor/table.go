@@ -178,6 +178,35 @@ func lostExit(ct Container, status unix.WaitStatus, known bool) Exit {
 	return x
 }
 
+// find asks the kernel about a container that no record says the end of.
+func (c *Client) find(e *entry) error {
+	p := process{e.container.PID, e.container.StartTime}
+	fd, err := OpenPidfd(p.pid, p.startTime)
+	if err == nil && !readable(fd) {
+		e.fds[FDPid] = fd
+		return nil
+	}
+	x := lostExit(e.container, 0, false)
+	if err == nil {
+		// A zombie: of this process, or of one that will reap it soon.
+		defer unix.Close(fd)
+		for range 50 {
+			c.reap.collect(p)
+			status, known := c.reap.status(p.pid, p.startTime)
+			if !known {
+				status, known = PidfdStatus(fd)
+			}
+			if known {
+				x = lostExit(e.container, status, true)
+				break
+			}
+			time.Sleep(2 * time.Millisecond)
+		}
+	}
+	e.exit = &x
+	return WriteExit(e.container.Bundle, x)
+}
+
 // Restore finds out about a container that an earlier daemon made: from the
 // monitor's list, else from exit.json, else from the kernel, and in that case
 // hands it to the monitor. The result's Exit is set when the init has ended.
@@ -197,14 +226,8 @@ func (c *Client) Restore(ctx context.Context, id, bundle string, pid int, startT
 	e := &entry{container: ct, fds: map[string]int{}}
 	if x, err := ReadExit(bundle); err == nil && x.PID == pid && x.StartTime == startTime {
 		e.exit = &x
-	} else if fd, err := OpenPidfd(pid, startTime); err == nil {
-		e.fds[FDPid] = fd
-	} else {
-		x := lostExit(ct, 0, false)
-		e.exit = &x
-		if err := WriteExit(bundle, x); err != nil {
-			return ct, err
-		}
+	} else if err := c.find(e); err != nil {
+		return ct, err
 	}
 	c.mu.Lock()
 	if old, ok := c.table[id]; ok {

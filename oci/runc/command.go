@@ -12,7 +12,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
-	"syscall"
 	"time"
 
 	"github.com/opencontainers/runtime-spec/specs-go/features"
@@ -30,7 +29,6 @@ func (r *Runtime) run(ctx context.Context, stdin io.Reader, args ...string) ([]b
 	cmd := exec.CommandContext(ctx, r.binary, argv...)
 	var stdout, stderr tail
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = stdin, &stdout, &stderr
-	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	// start's hooks may leave something that holds the pipes.
 	cmd.WaitDelay = time.Second
 	err := cmd.Run()

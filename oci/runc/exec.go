@@ -84,7 +84,9 @@ func (x *running) start(ctx context.Context, ct monitor.Container) error {
 	name := x.r.nextExec()
 	pidFile := filepath.Join(ct.Bundle, name+".pid")
 	defer os.Remove(pidFile)
-	spec, err := memfile("process.json", x.req.Process)
+	process := *x.req.Process
+	process.Terminal, process.ConsoleSize = false, nil
+	spec, err := memfile("process.json", &process)
 	if err != nil {
 		return err
 	}
@@ -265,5 +267,5 @@ func (r *Runtime) nextExec() string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.seq++
-	return fmt.Sprintf("exec-%d-%d", os.Getpid(), r.seq)
+	return fmt.Sprintf("exec-%x-%d", r.born, r.seq)
 }

@@ -148,20 +148,19 @@ func (x *running) makeGroup(ct monitor.Container, name string) []string {
 	if x.inside == "" || !x.r.subCgroups() {
 		return nil
 	}
-	option := name
-	switch x.inside {
-	case ct.Cgroups.Unified:
-	case ct.Cgroups.Freezer:
-		option = "freezer:" + name
-	case ct.Cgroups.Pids:
-		option = "pids:" + name
-	default:
-		return nil
-	}
 	dir := filepath.Join(x.inside, name)
 	if err := os.Mkdir(dir, 0o755); err != nil {
 		return nil
 	}
 	x.group = dir
-	return []string{"--cgroup", option}
+	switch x.inside {
+	case ct.Cgroups.Unified: // v2 names no controller
+	case ct.Cgroups.Freezer:
+		name = "freezer:" + name
+	case ct.Cgroups.Pids:
+		name = "pids:" + name
+	case ct.Cgroups.Memory:
+		name = "memory:" + name
+	}
+	return []string{"--cgroup", name}
 }

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"sync"
 	"syscall"
+	"time"
 
 	"github.com/opencontainers/runtime-spec/specs-go/features"
 
@@ -34,8 +35,9 @@ type Runtime struct {
 	features   func() (*features.Features, error)
 	subCgroups func() bool // the binary's exec has --cgroup
 
-	mu  sync.Mutex
-	seq int // of execs, guarded by mu
+	born int64 // with seq it names an exec, unlike those of an earlier daemon
+	mu   sync.Mutex
+	seq  int // of execs, guarded by mu
 }
 
 var _ oci.Runtime = (*Runtime)(nil)
@@ -52,7 +54,7 @@ func New(o Options) (*Runtime, error) {
 	if err := os.MkdirAll(o.Root, 0o700); err != nil {
 		return nil, fmt.Errorf("make root of %s: %w", filepath.Base(binary), err)
 	}
-	r := &Runtime{binary: binary, root: o.Root, monitor: o.Monitor}
+	r := &Runtime{binary: binary, root: o.Root, monitor: o.Monitor, born: time.Now().UnixNano()}
 	r.features = sync.OnceValues(r.readFeatures)
 	r.subCgroups = sync.OnceValue(r.probeSubCgroups)
 	return r, nil
@@ -103,7 +105,7 @@ func (r *Runtime) createCall(req oci.CreateRequest) monitor.Create {
 	c.Args = []string{r.binary, "--root", r.root, "--log", logPath(req.Bundle), "--log-format", "json",
 		"create", "--bundle", req.Bundle, "--pid-file", c.PidFile}
 	if req.IO.Terminal {
-		c.ConsoleSocket = r.monitor.ConsoleSocket(req.ID)
+		c.ConsoleSocket = r.monitor.ConsoleSocket()
 		c.Args = append(c.Args, "--console-socket", c.ConsoleSocket)
 	}
 	c.Args = append(c.Args, req.ID)
