@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -54,97 +53,6 @@ func (n *Node) RemoveAll(ctx context.Context) error {
 	return all
 }
 
-// Leaks waits a little for the kernel and returns what is there of the node
-// that was not there before it, the daemon and its monitor apart. Call it when
-// every pod is removed.
-func (n *Node) Leaks() ([]string, error) {
-	end := time.Now().Add(settle)
-	for {
-		leaks, err := n.leaksNow()
-		if err != nil || len(leaks) == 0 || time.Now().After(end) {
-			return leaks, err
-		}
-		time.Sleep(50 * time.Millisecond)
-	}
-}
-
-func (n *Node) leaksNow() ([]string, error) {
-	after, err := leakcheck.Snapshot(n.scope)
-	if err != nil {
-		return nil, err
-	}
-	mine := map[string]bool{}
-	for _, pid := range n.Daemons() {
-		mine[fmt.Sprintf("process %d ", pid)] = true
-	}
-	var leaks []string
-	for _, l := range leakcheck.Diff(n.before, after) {
-		if first, _, _ := strings.Cut(l, "("); mine[first] {
-			continue
-		}
-		leaks = append(leaks, l)
-	}
-	leaks = append(leaks, n.ports()...)
-	for _, dir := range emptyCgroups() {
-		if !n.cgroups[dir] {
-			leaks = append(leaks, "cgroup without a process "+dir)
-		}
-	}
-	return leaks, nil
-}
-
-// emptyCgroups lists the pods' cgroups of every daemon on this machine in which
-// no process is left. Pods of other daemons have processes in theirs.
-func emptyCgroups() []string {
-	var found []string
-	for _, pattern := range []string{"/sys/fs/cgroup/berth/*", "/sys/fs/cgroup/*/berth/*"} {
-		dirs, err := filepath.Glob(pattern)
-		if err != nil {
-			continue // the patterns are constants
-		}
-		for _, dir := range dirs {
-			if info, err := os.Stat(dir); err == nil && info.IsDir() && !populated(dir) {
-				found = append(found, dir)
-			}
-		}
-	}
-	return found
-}
-
-// populated tells whether a process is in the cgroup or below it.
-func populated(dir string) bool {
-	procs, err := os.ReadFile(filepath.Join(dir, "cgroup.procs"))
-	if err != nil || len(procs) > 0 {
-		return true // what vanished meanwhile is no leak either
-	}
-	entries, err := os.ReadDir(dir)
-	if err != nil {
-		return true
-	}
-	for _, e := range entries {
-		if e.IsDir() && populated(filepath.Join(dir, e.Name())) {
-			return true
-		}
-	}
-	return false
-}
-
-// ports lists the veth ends in this network namespace, which nothing but the
-// node's pods makes.
-func (n *Node) ports() []string {
-	links, err := net.Interfaces()
-	if err != nil {
-		return []string{"network links cannot be listed: " + err.Error()}
-	}
-	var found []string
-	for _, l := range links {
-		if strings.HasPrefix(l.Name, "veth") {
-			found = append(found, "network link "+l.Name)
-		}
-	}
-	return found
-}
-
 // Daemons are the processes of the daemon and its monitors: what was started
 // from the node's binaries and names the node's directory.
 func (n *Node) Daemons() []int {
@@ -191,6 +99,10 @@ func (n *Node) Close(ctx context.Context) error {
 	}
 	n.sweep(n.Dir)
 	_ = exec.Command("ip", "link", "del", n.Bridge).Run() // absent when no pod had a network
+	if n.watch != nil {
+		all = errors.Join(all, n.watch.Close())
+		n.watch = nil
+	}
 	if n.conn != nil {
 		all = errors.Join(all, n.conn.Close())
 		n.conn = nil

@@ -72,7 +72,8 @@ type Node struct {
 	scope   leakcheck.Scope
 	before  leakcheck.State
 	ready   bool            // the daemon has been ready once
-	cgroups map[string]bool // empty ones that were there before
+	watch   *os.File        // notes the ids of pods
+	pods    map[string]bool // ids of every pod there ever was
 }
 
 // Start makes the directories, starts the daemon and waits until it says that
@@ -99,11 +100,11 @@ func Start(ctx context.Context, o Options) (*Node, error) {
 			filepath.Join(n.State(), "namespaces"), filepath.Join(n.State(), "runc", "runc"),
 		},
 	}
-	n.cgroups = map[string]bool{}
-	for _, dir := range emptyCgroups() {
-		n.cgroups[dir] = true
-	}
+	n.pods = map[string]bool{}
 	err = n.writeFiles()
+	if err == nil {
+		err = n.watchPods()
+	}
 	if err == nil {
 		n.before, err = leakcheck.Snapshot(n.scope)
 	}
