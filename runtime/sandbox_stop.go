@@ -80,6 +80,9 @@ func (s *Service) stopContainersOf(ctx context.Context, sandboxID string) error 
 	return g.Wait()
 }
 
+// stopPause kills and deletes the pod's PID 1, once; after that the record no
+// longer names it. A record without it may still have one in the OCI runtime,
+// if a crash came in between, so that is deleted in any case.
 func (s *Service) stopPause(ctx context.Context, sb *sandbox.Sandbox) error {
 	if sb.Namespaces().GetPid() != cri.NamespaceMode_POD {
 		return nil
@@ -100,7 +103,16 @@ func (s *Service) stopPause(ctx context.Context, sb *sandbox.Sandbox) error {
 	if err := rt.Delete(ctx, sb.ID); err != nil {
 		return err
 	}
-	return oci.RemoveBundle(s.bundleDir(sb.ID))
+	if err := oci.RemoveBundle(s.bundleDir(sb.ID)); err != nil {
+		return err
+	}
+	if sb.Pause == nil {
+		return nil
+	}
+	if _, err := s.Records.Sandboxes.Update(sb.ID, func(sb *sandbox.Sandbox) { sb.Pause = nil }); err != nil {
+		s.Log.WithError(err).WithField("sandbox", sb.ID).Warn("record of a stopped pause")
+	}
+	return nil
 }
 
 // teardownNetwork runs CNI DEL once and remembers that it is done. Until then

@@ -2,8 +2,10 @@ package monitor
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
+	"os"
 	"slices"
 	"syscall"
 	"time"
@@ -204,7 +206,10 @@ func (c *Client) find(e *entry) error {
 		}
 	}
 	e.exit = &x
-	return WriteExit(e.container.Bundle, x)
+	if err := WriteExit(e.container.Bundle, x); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return err // a bundle that is gone, as after a reboot, needs no record
+	}
+	return nil
 }
 
 // Restore finds out about a container that an earlier daemon made: from the
