@@ -274,15 +274,23 @@ func (c *Client) trouble(err error) {
 // connect reaches a monitor, learns its containers, gives it those that it does
 // not know, and makes it the present one.
 func (c *Client) connect(ctx context.Context) error {
-	conn, err := dialOrStart(ctx, c.o)
-	if err != nil {
-		return err
-	}
 	before := c.ids()
-	known, pid, err := c.hello(conn)
-	if err != nil {
+	var conn *Conn
+	var known map[string]bool
+	var pid int
+	for limit := time.Now().Add(startLimit); ; time.Sleep(10 * time.Millisecond) {
+		var err error
+		if conn, err = dialOrStart(ctx, c.o); err != nil {
+			return err
+		}
+		if known, pid, err = c.hello(conn); err == nil {
+			break
+		}
 		_ = conn.Close()
-		return err
+		// A monitor that is just dying accepts and says nothing.
+		if !errors.Is(err, ErrUnavailable) || ctx.Err() != nil || time.Now().After(limit) {
+			return err
+		}
 	}
 	c.tasks.Add(1)
 	go c.receive(conn)

@@ -65,16 +65,18 @@ func (r *reaper) run(ctx context.Context) {
 		}
 		select {
 		case <-ctx.Done():
-			return
 		case <-again:
 		case <-ended:
 			select {
 			case <-time.After(time.Second):
 			case <-ctx.Done():
-				return
 			}
 		}
 		seen = r.sweep(seen)
+		if ctx.Err() != nil {
+			r.sweep(seen) // nobody is about to track one now
+			return
+		}
 	}
 }
 

@@ -16,8 +16,9 @@ import (
 	"berth/oci/monitor"
 )
 
-// killMonitor kills the monitor with SIGKILL and returns when it is gone.
-func (n *node) killMonitor() {
+// killMonitor kills the monitor with SIGKILL and returns when it is gone, and
+// with its pid.
+func (n *node) killMonitor() int {
 	n.t.Helper()
 	pid := n.client.MonitorPID()
 	if pid == 0 {
@@ -25,12 +26,14 @@ func (n *node) killMonitor() {
 	}
 	_ = syscall.Kill(pid, syscall.SIGKILL)
 	n.eventually("the monitor is dead", func() bool { return !alive(pid) })
+	return pid
 }
 
-// replaced waits for the next monitor.
-func (n *node) replaced() {
+// replaceMonitor kills the monitor and waits for the next one.
+func (n *node) replaceMonitor() {
 	n.t.Helper()
-	n.eventually("a new monitor", func() bool { return n.client.MonitorPID() != 0 })
+	old := n.killMonitor()
+	n.eventually("a new monitor", func() bool { pid := n.client.MonitorPID(); return pid != 0 && pid != old })
 }
 
 // restart is a daemon that dies and comes back: its client goes, with all that
@@ -86,8 +89,7 @@ func TestKilledMonitorLosesNoLine(t *testing.T) {
 	b := n.box(flood).run()
 	for range 8 {
 		time.Sleep(30 * time.Millisecond)
-		n.killMonitor()
-		n.replaced()
+		n.replaceMonitor()
 	}
 	if x := b.exit(); x.Code != 42 || x.Unknown != "" {
 		t.Errorf("exit = %+v", x)
@@ -180,13 +182,12 @@ func TestExitsWhileTheMonitorIsDead(t *testing.T) {
 	for i := range 10 {
 		boxes = append(boxes, n.box(fmt.Sprintf("sleep 0.%d; exit %d", i, i+1)).run())
 	}
-	n.killMonitor()
+	n.killMonitor() // and for some milliseconds there is none
 	for i, b := range boxes {
 		if x := b.exit(); x.Code != int32(i+1) || x.Unknown != "" {
 			t.Errorf("exit = %+v, want code %d", x, i+1)
 		}
 	}
-	n.replaced()
 }
 
 // A second daemon's client takes the place of the first at the same monitor,
