@@ -10,7 +10,6 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/coreos/go-systemd/v22/daemon"
 	"github.com/sirupsen/logrus"
 	"github.com/spf13/cobra"
 
@@ -49,6 +48,7 @@ func serve(cfg config.Config) error {
 	}
 	logrus.SetLevel(level)
 	log := logrus.NewEntry(logrus.StandardLogger())
+	notify := takeNotify()
 
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 	defer stop()
@@ -63,6 +63,7 @@ func serve(cfg config.Config) error {
 		return err
 	}
 	defer d.close()
+	d.notify = notify
 	return d.run(ctx, cfg, log)
 }
 
@@ -96,6 +97,7 @@ func prepare(cfg config.Config) (unlock func(), err error) {
 type assembled struct {
 	service *runtime.Service
 	closers []func()
+	notify  func(state string) error // tells systemd
 }
 
 func (d *assembled) close() {
@@ -170,7 +172,7 @@ func (d *assembled) run(ctx context.Context, cfg config.Config, log *logrus.Entr
 	ended := make(chan error, 1)
 	go func() { ended <- g.Serve(l) }()
 	log.WithFields(logrus.Fields{"socket": cfg.Socket, "version": version}).Info("serving CRI")
-	if _, err := daemon.SdNotify(false, daemon.SdNotifyReady); err != nil {
+	if err := d.notify("READY=1"); err != nil {
 		log.WithError(err).Warn("tell systemd that berth is ready")
 	}
 	select {
@@ -179,7 +181,7 @@ func (d *assembled) run(ctx context.Context, cfg config.Config, log *logrus.Entr
 	case <-ctx.Done():
 	}
 	log.Info("stopping; containers go on")
-	_, _ = daemon.SdNotify(false, daemon.SdNotifyStopping)
+	logError(log, d.notify("STOPPING=1"))
 	patience, cancel := context.WithTimeout(context.Background(), stopPatience)
 	defer cancel()
 	d.service.Close(patience)
