@@ -3,6 +3,7 @@ package image
 import (
 	"fmt"
 	"path/filepath"
+	"reflect"
 	"slices"
 	"time"
 
@@ -132,7 +133,7 @@ func (r *run) record(numbers []int) error {
 	if img.Removed || !slices.Equal(before, numbers) {
 		img.Layers = numbers
 	}
-	img.Removed, img.PulledAt = false, time.Now().UTC()
+	img.Removed = false
 	if err := r.storeBlobs(img); err != nil {
 		s.dropBlobs()
 		return err
@@ -145,6 +146,10 @@ func (r *run) record(numbers []int) error {
 			img.Digests = appendNew(img.Digests, r.job.repository.withDigest(doc.digest))
 		}
 	}
+	if reflect.DeepEqual(img, s.images[r.id]) && s.images.hasTags(r.job.tags, r.id) {
+		return nil // nothing new: no write, no sync
+	}
+	img.PulledAt = time.Now().UTC()
 	next := s.images.with(r.id, img)
 	for _, tag := range r.job.tags {
 		next = next.takeTag(tag, r.id)
@@ -152,7 +157,7 @@ func (r *run) record(numbers []int) error {
 	// Count the layers before anybody can see or remove the image.
 	s.layers.use(img.Layers)
 	config, known := s.configs[r.id], s.images[r.id] != nil
-	s.configs[r.id] = r.image
+	s.configs[r.id] = lean(r.image)
 	if err := s.commit(next); err != nil {
 		s.layers.unuse(img.Layers)
 		if !known {

@@ -235,8 +235,8 @@ func tarOf(t testing.TB, files ...file) []byte {
 	return b.Bytes()
 }
 
-// open makes a store in dir that talks plain HTTP with the registries.
-func open(t testing.TB, dir string, edit func(*Options), registries ...*registry) *Store {
+// options are those of a store in dir that talks plain HTTP with the registries.
+func options(t testing.TB, dir string, edit func(*Options), registries ...*registry) Options {
 	t.Helper()
 	if os.Getuid() != 0 {
 		t.Skip("needs root: layers have owners and device nodes")
@@ -253,7 +253,13 @@ func open(t testing.TB, dir string, edit func(*Options), registries ...*registry
 	if edit != nil {
 		edit(&o)
 	}
-	s, err := Open(context.Background(), o)
+	return o
+}
+
+// open makes a store with these options.
+func open(t testing.TB, dir string, edit func(*Options), registries ...*registry) *Store {
+	t.Helper()
+	s, err := Open(context.Background(), options(t, dir, edit, registries...))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -81,6 +81,17 @@ func (m images) takeTag(tag, keep string) images {
 	return m
 }
 
+// hasTags says whether an image has all of these tags.
+func (m images) hasTags(tags []string, id string) bool {
+	s := m[id]
+	for _, tag := range tags {
+		if s == nil || !slices.Contains(s.Tags, tag) {
+			return false
+		}
+	}
+	return true
+}
+
 const (
 	refsFile    = "refs.json"
 	durableFile = "refs.durable.json"

@@ -76,19 +76,20 @@ func (s *Store) commit(m images) error {
 }
 
 // Hold keeps an image's layers for a container, also when the image is
-// removed. Idempotent. An image that is not known is nobody's to hold: nothing
-// happens. Holds are not stored: after a restart the caller repeats them, then
-// calls Sweep.
-func (s *Store) Hold(id, holder string) {
+// removed. Idempotent. It reports false, and does nothing, when there is no
+// such image (any more): who resolved a name before must look again. Holds are
+// not stored: after a restart the caller repeats them, then calls Sweep.
+func (s *Store) Hold(id, holder string) bool {
 	s.change.Lock()
 	defer s.change.Unlock()
 	if s.images[id] == nil {
-		return
+		return false
 	}
 	if s.holders[holder] == nil {
 		s.holders[holder] = map[string]bool{}
 	}
 	s.holders[holder][id] = true
+	return true
 }
 
 // Release ends all of a container's holds. Images that were removed meanwhile

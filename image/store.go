@@ -180,7 +180,13 @@ func (s *Store) readConfig(id string) (ispec.Image, error) {
 	if err == nil {
 		err = json.Unmarshal(data, &config)
 	}
-	return config, err
+	return lean(config), err
+}
+
+// lean drops what nobody asks for and what takes the most memory.
+func lean(c ispec.Image) ispec.Image {
+	c.History = nil
+	return c
 }
 
 func (s *Store) wantsBlob(d digest.Digest) bool {

@@ -125,9 +125,9 @@ func TestHeldLayersSurviveRemoval(t *testing.T) {
 		t.Fatalf("after a restart: %v, there %v", err, there())
 	}
 	// Pulled again while it is held: the same layers, visible again.
-	reg.gets = map[string]int{}
+	before := reg.got("/blobs/")
 	mustPull(t, s, reg.ref("app:1"))
-	if n := reg.got("/blobs/"); n != 1 {
+	if n := reg.got("/blobs/") - before; n != 1 {
 		t.Errorf("%d blobs fetched again, want the config only", n)
 	}
 	if err := s.Remove(t.Context(), id); err != nil {
@@ -305,6 +305,14 @@ func (f *faulty) check(op, path string) error {
 	return nil
 }
 
+// set starts counting anew and says whether a change has failed.
+func (f *faulty) set(left int, dead bool) (hit bool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.left, f.dead = left, dead
+	return f.hit
+}
+
 // TestFailingDisk lets every single change of the disk fail once in a pull and
 // a removal, and after each the store is consistent, also after a restart.
 func TestFailingDisk(t *testing.T) {
@@ -333,22 +341,19 @@ func TestFailingDisk(t *testing.T) {
 func failOnce(t *testing.T, reg *registry, f *faulty, k int) bool {
 	t.Helper()
 	dir := t.TempDir()
-	s := open(t, dir, nil, reg)
+	f.set(1<<30, f.dead)
+	s, err := openOn(t.Context(), options(t, dir, nil, reg), &disk{check: f.check})
+	if err != nil {
+		t.Fatal(err)
+	}
 	oldID := mustPull(t, s, reg.ref("app:old"))
 	calm(t, s)
-	s.disk.check = f.check
-	f.mu.Lock()
-	f.left = k
-	f.mu.Unlock()
+	f.set(k, f.dead)
 	newID, pullErr := s.Pull(t.Context(), PullRequest{Reference: reg.ref("app:new")})
 	removeErr := s.Remove(t.Context(), oldID)
 	s.Close()
-	f.mu.Lock()
-	hit := f.hit
-	f.left, f.dead = 1<<30, false
-	f.mu.Unlock()
-
-	s, err := Open(context.Background(), s.opt)
+	hit := f.set(1<<30, false)
+	s, err = Open(context.Background(), s.opt)
 	if err != nil {
 		t.Errorf("open after a failure: %v", err)
 		return false

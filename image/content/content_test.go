@@ -1,0 +1,119 @@
+package content
+
+import (
+	"errors"
+	"io"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/opencontainers/go-digest"
+)
+
+func TestBlobs(t *testing.T) {
+	dir := t.TempDir()
+	s, err := Open(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	data := []byte("blob")
+	d := digest.FromBytes(data)
+	if _, err := s.Get(d); !errors.Is(err, ErrNotFound) {
+		t.Errorf("before: %v", err)
+	}
+	for range 2 {
+		if err := s.Put(d, data); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if got, err := s.Get(d); err != nil || string(got) != "blob" {
+		t.Errorf("get: %q %v", got, err)
+	}
+	r, size, err := s.Reader(d)
+	if err != nil || size != 4 {
+		t.Fatalf("reader: %d %v", size, err)
+	}
+	if got, _ := io.ReadAll(r); string(got) != "blob" {
+		t.Errorf("read: %q", got)
+	}
+	r.Close()
+	if err := s.Put(d, []byte("other")); !errors.Is(err, ErrCorrupt) {
+		t.Errorf("put of other bytes: %v", err)
+	}
+	for range 2 {
+		if err := s.Remove(d); err != nil {
+			t.Error(err)
+		}
+	}
+	if _, _, err := s.Reader(d); !errors.Is(err, ErrNotFound) {
+		t.Errorf("after: %v", err)
+	}
+}
+
+func TestTornBlobIsKnownAndReplaced(t *testing.T) {
+	s, err := Open(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	d := digest.FromString("whole")
+	path, err := s.Path(d)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(path, nil, 0o600); err != nil { // as after a power cut
+		t.Fatal(err)
+	}
+	if _, err := s.Get(d); !errors.Is(err, ErrCorrupt) {
+		t.Errorf("get: %v", err)
+	}
+	if err := s.Put(d, []byte("whole")); err != nil {
+		t.Error(err)
+	}
+	if got, err := s.Get(d); err != nil || string(got) != "whole" {
+		t.Errorf("get: %q %v", got, err)
+	}
+}
+
+func TestHostileDigests(t *testing.T) {
+	s, err := Open(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, d := range []digest.Digest{"", "sha256:", "sha256:../../x", "../x", "sha512:" + digest.Digest(make([]byte, 128))} {
+		if _, err := s.Path(d); err == nil {
+			t.Errorf("%q has a path", d)
+		}
+		if err := s.Put(d, nil); err == nil {
+			t.Errorf("%q was stored", d)
+		}
+	}
+}
+
+func TestSweepAndAdopt(t *testing.T) {
+	dir := t.TempDir()
+	s, err := Open(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	keep, drop := digest.FromString("keep"), digest.FromString("drop")
+	file := filepath.Join(dir, "staged")
+	if err := os.WriteFile(file, []byte("keep"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Adopt(keep, file); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Put(drop, []byte("drop")); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(dir, "sha256", ".new-1"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Sweep(func(d digest.Digest) bool { return d == keep }); err != nil {
+		t.Fatal(err)
+	}
+	list, err := os.ReadDir(filepath.Join(dir, "sha256"))
+	if err != nil || len(list) != 1 || list[0].Name() != keep.Encoded() {
+		t.Errorf("left: %v %v", list, err)
+	}
+}
