@@ -248,11 +248,11 @@ func TestBadInputOfImages(t *testing.T) {
 		_, err := e.im.PullImage(e.ctx, &cri.PullImageRequest{Image: &cri.ImageSpec{Image: "docker.io/cases/bad:" + tag}})
 		e.pullRefused(tag, err)
 	}
-	t.Run("truncated", func(t *testing.T) {
-		defer reg.Script(registry.Fault{Path: base.String(), CutAfter: int64(len(parts.Base.Blob) / 2)})()
-		_, err := e.im.PullImage(e.ctx, &cri.PullImageRequest{Image: &cri.ImageSpec{Image: "docker.io/cases/bad:good"}})
-		e.pullRefused("truncated blob", err)
-	})
+	cutLayer := layer(t, images.File("cut", 0o644, strings.Repeat("cut short ", 50_000)))
+	publish(t, "cases/bad", "cut", ispec.ImageConfig{}, cutLayer)
+	reg.PutBlobAs(digest.FromBytes(cutLayer.Blob), cutLayer.Blob[:len(cutLayer.Blob)/2])
+	_, err := e.im.PullImage(e.ctx, &cri.PullImageRequest{Image: &cri.ImageSpec{Image: "docker.io/cases/bad:cut"}})
+	e.pullRefused("truncated blob", err)
 	t.Run("garbled", func(t *testing.T) {
 		defer reg.Script(registry.Fault{Path: base.String(), Garbage: 64})()
 		_, err := e.im.PullImage(e.ctx, &cri.PullImageRequest{Image: &cri.ImageSpec{Image: "docker.io/cases/bad:good"}})

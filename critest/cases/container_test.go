@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -74,7 +75,8 @@ func TestB69OutOfMemoryIsSaidAtOnce(t *testing.T) {
 			t.Errorf("run %d: reason %q, code %d at the first EXITED; want OOMKilled, 137", i, s.GetReason(), s.GetExitCode())
 		}
 	}
-	killed := e.startContainer(pod, command("killed", "kill -9 $$"), config)
+	killed := e.startContainer(pod, command("killed", "exec sleep 555"), config)
+	e.kill("sleep 555")
 	if s := e.exited(killed); s.GetReason() == "OOMKilled" || s.GetExitCode() != 137 {
 		t.Errorf("a plain SIGKILL: reason %q, code %d; want 137 and no OOM", s.GetReason(), s.GetExitCode())
 	}
@@ -190,21 +192,30 @@ func TestB85NoContainerInAStoppedSandbox(t *testing.T) {
 // killPause kills the pod's one process, its pause.
 func killPause(e *env) {
 	e.Helper()
-	list := e.Processes()
-	var pid int
-	if len(list) != 1 {
+	if list := e.Processes(); len(list) != 1 {
 		e.Fatalf("the pod has processes %q, want its pause alone", list)
 	}
-	if _, err := fmt.Sscanf(list[0], "process %d", &pid); err != nil {
-		e.Fatal(err)
+	e.kill("")
+}
+
+// kill kills the pods' process whose command line has this part, from outside.
+func (e *env) kill(part string) {
+	e.Helper()
+	for end := time.Now().Add(5 * time.Second); time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
+		for _, text := range e.Processes() {
+			var pid int
+			if _, err := fmt.Sscanf(text, "process %d", &pid); err != nil {
+				e.Fatal(err)
+			}
+			if strings.Contains(text, part) {
+				if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
+					e.Fatalf("kill %s: %v", text, err)
+				}
+				return
+			}
+		}
 	}
-	p, err := os.FindProcess(pid)
-	if err == nil {
-		err = p.Kill()
-	}
-	if err != nil {
-		e.Fatalf("kill the pause process: %v", err)
-	}
+	e.Fatalf("no process %q in %q", part, e.Processes())
 }
 
 // B87: nested mounts keep their order by depth however they were sent, only
