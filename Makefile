@@ -24,7 +24,7 @@ export GOFLAGS     := -buildvcs=false -trimpath -tags=containers_image_openpgp
 
 # Tests that need root live in files called *_root_test.go.
 ROOT_FILES    = $(shell find . -name '*_root_test.go' -not -path './critest/*' -not -path './.deps/*')
-ROOT_TESTS    = ^($(shell cat /dev/null $(ROOT_FILES) | sed -nE 's/^func ((Test|Fuzz)[A-Za-z0-9_]+)\(.*/\1/p' | sort -u | paste -sd'|'))$$
+ROOT_TESTS    = ^($(shell cat /dev/null $(ROOT_FILES) | grep -oE '^func (Test|Fuzz)[A-Za-z0-9_]+' | cut -c6- | sort -u | paste -sd'|'))$$
 ROOT_PACKAGES = $(sort $(dir $(ROOT_FILES)))
 
 .PHONY: help deps build demo test unit root critest cases bench guest lint install clean
