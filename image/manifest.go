@@ -145,6 +145,9 @@ func (d document) choose(sys *types.SystemContext) (digest.Digest, error) {
 	if err != nil {
 		return "", fmt.Errorf("%w: index has nothing for this platform (%s), it offers %s", ErrInvalidImage, wanted(sys), d.offers())
 	}
+	if err := checkDigest(chosen); err != nil {
+		return "", fmt.Errorf("%w: index: %v", ErrInvalidImage, err)
+	}
 	return chosen, nil
 }
 

@@ -1,0 +1,198 @@
+package image
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"strings"
+	"syscall"
+	"testing"
+	"testing/iotest"
+
+	"github.com/opencontainers/go-digest"
+
+	"berth/image/layer"
+)
+
+func TestNames(t *testing.T) {
+	d := "sha256:" + strings.Repeat("a", 64)
+	for in, want := range map[string]string{
+		"busybox":                       "docker.io/library/busybox:latest",
+		"busybox:1":                     "docker.io/library/busybox:1",
+		"me/tool":                       "docker.io/me/tool:latest",
+		"localhost:5000/x":              "localhost:5000/x:latest",
+		"reg.example/a/b:v1@" + d:       "reg.example/a/b@" + d, // the digest wins
+		"reg.example/a/b@" + d:          "reg.example/a/b@" + d,
+		"index.docker.io/library/x:":    "",
+		"UPPER":                         "",
+		"":                              "",
+		"-x":                            "",
+		"a//b":                          "",
+		"x:" + strings.Repeat("t", 200): "",
+	} {
+		n, err := parseName(in)
+		if want == "" {
+			if !errors.Is(err, ErrInvalidReference) {
+				t.Errorf("%q: %v %v", in, n, err)
+			}
+			continue
+		}
+		if err != nil || n.String() != want {
+			t.Errorf("%q: %v %v, want %s", in, n, err, want)
+		}
+		if hasTag := !strings.Contains(want, "@"); (n.tag() != "") != hasTag {
+			t.Errorf("%q: tag %q", in, n.tag())
+		}
+	}
+}
+
+func TestRedact(t *testing.T) {
+	for in, want := range map[string]string{
+		`Get "https://cdn.example/blob?X-Sig=abc&t=1": EOF`: `Get "https://cdn.example/blob": EOF`,
+		"http://user:pw@host/v2/: refused":                  "http://host/v2/: refused",
+		"token s3cr3t was refused":                          "token [redacted] was refused",
+		"https://h/p#frag x":                                "https://h/p x",
+		"nothing here":                                      "nothing here",
+	} {
+		if got := redact(in, []string{"s3cr3t", ""}); got != want {
+			t.Errorf("%q became %q, want %q", in, got, want)
+		}
+	}
+}
+
+func TestClassify(t *testing.T) {
+	for _, test := range []struct {
+		err  error
+		want error
+	}{
+		{fmt.Errorf("write: %w", syscall.ENOSPC), ErrNoSpace},
+		{fmt.Errorf("write: %w", syscall.EDQUOT), ErrNoSpace},
+		{fmt.Errorf("x: %w", layer.ErrInvalid), ErrInvalidImage},
+		{&net.OpError{Op: "dial", Err: syscall.ECONNREFUSED}, ErrRegistryUnavailable},
+		{&net.DNSError{Err: "no such host"}, ErrRegistryUnavailable},
+		{fmt.Errorf("read: %w", io.ErrUnexpectedEOF), ErrRegistryUnavailable},
+		{errors.New("StatusCode: 404, \"\""), ErrNotFound},
+		{errors.New("StatusCode: 502, \"\""), ErrRegistryUnavailable},
+		{fmt.Errorf("x: %w", ErrIdle), ErrRegistryUnavailable},
+		{errors.New("something else"), nil},
+	} {
+		if got := classify(test.err); got != test.want {
+			t.Errorf("%v: %v, want %v", test.err, got, test.want)
+		}
+	}
+}
+
+func TestReadAheadKeepsBytesAndErrors(t *testing.T) {
+	data := bytes.Repeat([]byte("0123456789"), 200_000)
+	for _, wrap := range []func(io.Reader) io.Reader{
+		func(r io.Reader) io.Reader { return r }, iotest.HalfReader, iotest.DataErrReader,
+	} {
+		a := readAhead(wrap(bytes.NewReader(data)))
+		got, err := io.ReadAll(a)
+		a.close()
+		if err != nil || !bytes.Equal(got, data) {
+			t.Errorf("%d bytes, %v", len(got), err)
+		}
+	}
+	// A stream that breaks off must not look like one that ends.
+	for _, want := range []error{io.ErrUnexpectedEOF, syscall.ECONNRESET} {
+		a := readAhead(io.MultiReader(bytes.NewReader(data), iotest.ErrReader(want)))
+		got, err := io.ReadAll(a)
+		a.close()
+		if err != want || !bytes.Equal(got, data) {
+			t.Errorf("%d bytes, %v, want %v", len(got), err, want)
+		}
+	}
+	a := readAhead(bytes.NewReader(data))
+	a.Read(make([]byte, 10))
+	a.close() // in the middle: must not hang
+}
+
+func TestDecompressByFirstBytes(t *testing.T) {
+	data := bytes.Repeat([]byte("layer"), 1000)
+	skippable := append([]byte{0x50, 0x2a, 0x4d, 0x18, 4, 0, 0, 0, 1, 2, 3, 4}, zstdLayer(data).data...)
+	for name, in := range map[string][]byte{
+		"plain": data, "gzip": gzipLayer(data).data, "zstd": zstdLayer(data).data, "zstd with a skippable frame": skippable,
+		"two gzip members": append(gzipLayer(data[:100]).data, gzipLayer(data[100:]).data...),
+	} {
+		body, done, err := decompress(bytes.NewReader(in))
+		if err != nil {
+			t.Errorf("%s: %v", name, err)
+			continue
+		}
+		got, err := io.ReadAll(body)
+		done()
+		if err != nil || !bytes.Equal(got, data) {
+			t.Errorf("%s: %d bytes, %v", name, len(got), err)
+		}
+	}
+	for name, in := range map[string]string{"xz": "\xfd7zXZ\x00", "bzip2": "BZh9"} {
+		if _, _, err := decompress(strings.NewReader(in)); !errors.Is(err, ErrInvalidImage) || !strings.Contains(err.Error(), name) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+func TestCountedHoldsAStreamToItsSize(t *testing.T) {
+	for size, want := range map[int64]error{10: nil, 9: ErrInvalidImage, 11: io.ErrUnexpectedEOF} {
+		_, err := io.ReadAll(&counted{inner: strings.NewReader("0123456789"), left: size})
+		if !errors.Is(err, want) {
+			t.Errorf("promised %d of 10: %v", size, err)
+		}
+	}
+}
+
+func TestRecordsRoundTrip(t *testing.T) {
+	id := digest.FromString("x").String()
+	in := images{id: {Tags: []string{"a:1"}, Digests: []string{"a@" + id}, Layers: []int{3, 1, 3}, Removed: true}}
+	data, err := encodeImages(in)
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := decodeImages(data)
+	if err != nil || fmt.Sprint(out[id]) != fmt.Sprint(in[id]) {
+		t.Errorf("%v %v", out[id], err)
+	}
+	for i := range data {
+		torn := bytes.Clone(data)
+		torn[i] ^= 0x11
+		if m, err := decodeImages(torn); err == nil && fmt.Sprint(m[id]) != fmt.Sprint(in[id]) {
+			t.Fatalf("byte %d changed and nobody noticed: %v", i, m[id])
+		}
+	}
+}
+
+// FuzzManifest: whatever a registry serves, it is refused or it is one thing
+// with whole digests, without a panic.
+func FuzzManifest(f *testing.F) {
+	f.Add([]byte(`{"schemaVersion":2,"mediaType":"application/vnd.oci.image.manifest.v1+json","config":{"mediaType":"application/vnd.oci.image.config.v1+json","digest":"sha256:aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa","size":2},"layers":[]}`), "")
+	f.Add([]byte(`{"manifests":[{"digest":"x","platform":{"os":"linux"}}]}`), "application/vnd.oci.image.index.v1+json")
+	f.Add([]byte(`{"Layers":null,"layers":[{}]}`), "application/json; charset=utf-8")
+	f.Fuzz(func(t *testing.T, data []byte, served string) {
+		doc, err := newDocument(data, served)
+		if err != nil {
+			if !errors.Is(err, ErrInvalidImage) {
+				t.Errorf("%v", err)
+			}
+			return
+		}
+		if doc.isIndex() {
+			if d, err := doc.choose(nil); err == nil && d == "" {
+				t.Error("chose nothing")
+			}
+			return
+		}
+		b, err := doc.parse()
+		if err != nil {
+			return
+		}
+		for _, l := range append(b.layers, b.config) {
+			if checkDigest(l.Digest) != nil || l.Size < 0 {
+				t.Errorf("let through %+v", l)
+			}
+		}
+		checkConfig(data, len(b.layers))
+	})
+}
