@@ -82,7 +82,11 @@ func (n *Node) Daemons() []int {
 // that went wrong on the way. Calling it again does no harm.
 func (n *Node) Close(ctx context.Context) error {
 	var all error
-	if n.ready && !n.running() {
+	switch {
+	case n.ready && n.running():
+		answers := func(*cri.RuntimeStatus) error { return nil }
+		all = errors.Join(all, n.wait(ctx, answers)) // it may have been started a moment ago
+	case n.ready:
 		all = errors.Join(all, n.Launch(ctx)) // a test killed it; its pods are to be removed
 	}
 	n.ready = false

@@ -164,11 +164,11 @@ func (n *Node) Launch(ctx context.Context) error {
 			return fmt.Errorf("make a client of %s: %w", n.Socket, err)
 		}
 	}
-	return n.waitReady(ctx)
+	return n.wait(ctx, n.unready)
 }
 
-// waitReady polls Status until both conditions hold.
-func (n *Node) waitReady(ctx context.Context) error {
+// wait polls Status until the daemon answers and lacks nothing.
+func (n *Node) wait(ctx context.Context, lacks func(*cri.RuntimeStatus) error) error {
 	ctx, cancel := context.WithTimeout(ctx, readyTimeout)
 	defer cancel()
 	for {
@@ -176,7 +176,7 @@ func (n *Node) waitReady(ctx context.Context) error {
 		res, err := n.Runtime().Status(call, &cri.StatusRequest{})
 		stop()
 		if err == nil {
-			err = n.unready(res.GetStatus())
+			err = lacks(res.GetStatus())
 		}
 		if err == nil {
 			n.ready = true
