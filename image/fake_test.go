@@ -157,33 +157,33 @@ func zstdLayer(tarData []byte) layerBlob {
 
 // push stores an image of these layers and returns its manifest and id.
 func (r *registry) push(repo, tag string, layers ...layerBlob) (ispec.Descriptor, string) {
-	return r.pushAs(repo, ispec.MediaTypeImageManifest, ispec.MediaTypeImageConfig, tag, nil, layers...)
+	return r.pushAs(kinds{ispec.MediaTypeImageManifest, ispec.MediaTypeImageConfig}, repo, tag, layers...)
 }
 
-func (r *registry) pushAs(repo, manifestType, configType, tag string, edit func(*ispec.Image), layers ...layerBlob) (ispec.Descriptor, string) {
+// kinds are the media types of an image's manifest and config.
+type kinds struct{ manifest, config string }
+
+func (r *registry) pushAs(as kinds, repo, tag string, layers ...layerBlob) (ispec.Descriptor, string) {
 	config := ispec.Image{
 		Platform: ispec.Platform{Architecture: "amd64", OS: "linux"},
 		Config:   ispec.ImageConfig{Cmd: []string{"/" + repo}},
 		RootFS:   ispec.RootFS{Type: "layers"},
 	}
-	m := ispec.Manifest{Versioned: specs.Versioned{SchemaVersion: 2}, MediaType: manifestType}
+	m := ispec.Manifest{Versioned: specs.Versioned{SchemaVersion: 2}, MediaType: as.manifest}
 	for _, l := range layers {
 		config.RootFS.DiffIDs = append(config.RootFS.DiffIDs, digest.FromBytes(l.tar))
 		m.Layers = append(m.Layers, ispec.Descriptor{MediaType: l.mediaType, Digest: r.blob(l.data), Size: int64(len(l.data))})
-	}
-	if edit != nil {
-		edit(&config)
 	}
 	data, err := json.Marshal(config)
 	if err != nil {
 		r.t.Fatal(err)
 	}
-	m.Config = ispec.Descriptor{MediaType: configType, Digest: r.blob(data), Size: int64(len(data))}
+	m.Config = ispec.Descriptor{MediaType: as.config, Digest: r.blob(data), Size: int64(len(data))}
 	var tags []string
 	if tag != "" {
 		tags = []string{tag}
 	}
-	return r.doc(repo, manifestType, m, tags...), m.Config.Digest.String()
+	return r.doc(repo, as.manifest, m, tags...), m.Config.Digest.String()
 }
 
 // file and the like build tars.

@@ -138,9 +138,17 @@ func TestHeldLayersSurviveRemoval(t *testing.T) {
 	if there() {
 		t.Error("the layer stays after the last release")
 	}
-	// Nobody holds it after a restart.
-	mustPull(t, s, reg.ref("app:1"))
-	s.Hold(id, "three")
+}
+
+func TestHoldsAreRepeatedAfterARestartOrEnd(t *testing.T) {
+	leakcheck.Start(t)
+	reg := newRegistry(t)
+	reg.push("app", "1", gzipLayer(tarOf(t, file{name: "f", body: "x"})))
+	s := open(t, t.TempDir(), nil, reg)
+	id := mustPull(t, s, reg.ref("app:1"))
+	if !s.Hold(id, "three") || s.Hold("sha256:unknown", "three") {
+		t.Error("Hold does not say whether it holds")
+	}
 	if err := s.Remove(t.Context(), id); err != nil {
 		t.Fatal(err)
 	}
