@@ -28,6 +28,7 @@ func (s *Service) Restore(ctx context.Context) error {
 		return err
 	}
 	s.settleBoot()
+	s.settleNamespaces()
 	s.removeHalfMade(ctx)
 	if err := s.sweep(); err != nil {
 		return err
@@ -87,6 +88,27 @@ func (s *Service) settleBoot() {
 		if err != nil {
 			s.Log.WithError(err).WithField("container", c.ID).Warn("record of a container of an earlier boot")
 		}
+	}
+}
+
+// settleNamespaces makes pods NotReady whose pinned namespaces are gone: the
+// state directory was emptied, or somebody unmounted them.
+func (s *Service) settleNamespaces() {
+	for _, sb := range s.Records.Sandboxes.List() {
+		if !sb.Ready(s.bootID) {
+			continue
+		}
+		spec, gone := s.namespaceSpec(sb), ""
+		for kind, own := range map[string]bool{namespaces.Net: spec.Net, namespaces.IPC: spec.IPC, namespaces.UTS: spec.UTS} {
+			if own && !namespaces.Pinned(namespaces.Path(spec.Dir, kind)) {
+				gone = kind
+			}
+		}
+		if gone == "" {
+			continue
+		}
+		s.Log.WithField("sandbox", sb.ID).Warnf("its %s namespace is no longer pinned; the sandbox is not ready", gone)
+		s.markStopped(sb.ID)
 	}
 }
 

@@ -14,11 +14,13 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"berth/image"
+	"berth/image/rootfs"
 	"berth/network"
 	"berth/oci"
 	"berth/oci/spec"
 	"berth/runtime/config"
 	"berth/runtime/operation"
+	"berth/runtime/stats"
 	"berth/sandbox"
 )
 
@@ -49,6 +51,7 @@ type Service struct {
 	locks      *operation.Locks
 	stops      stops
 	exits      exits
+	stats      *stats.Collector
 	handlers   []*cri.RuntimeHandler
 	features   *cri.RuntimeFeatures
 
@@ -69,6 +72,7 @@ func New(p Parts) (*Service, error) {
 		locks:      operation.NewLocks(),
 		stops:      stops{running: map[string]*stop{}},
 		exits:      exits{waiting: map[string]chan struct{}{}},
+		stats:      stats.NewCollector(stats.OpenCgroups(stats.DefaultRoot), rootfs.Usage),
 	}, nil
 }
 
