@@ -20,6 +20,7 @@ var rooms = map[string][]string{
 	"berth/runtime/config":     {},
 	"berth/runtime/operation":  {},
 	"berth/runtime/resolve":    {"berth/oci/spec"},
+	"berth/runtime/stats":      {},
 	"berth/sandbox":            {},
 	"berth/sandbox/namespaces": {},
 	"berth/sandbox/leakcheck":  {},

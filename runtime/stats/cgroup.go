@@ -1,0 +1,175 @@
+package stats
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"time"
+)
+
+// DefaultRoot is where every distribution mounts the hierarchies.
+const DefaultRoot = "/sys/fs/cgroup"
+
+// Cgroups reads cgroups below one root: version 2 where the root is the
+// unified hierarchy, else version 1 with a directory for each controller.
+type Cgroups struct {
+	unified string // root of version 2, or empty
+	cpuacct string // version 1: root of the controller, empty when not mounted
+	memory  string
+}
+
+// OpenCgroups looks once which hierarchies root has. A host without any is
+// not an error here: Read says so.
+func OpenCgroups(root string) *Cgroups {
+	if exists(filepath.Join(root, "cgroup.controllers")) {
+		return &Cgroups{unified: root}
+	}
+	c := &Cgroups{}
+	for _, dir := range []string{"cpuacct", "cpu,cpuacct"} {
+		if exists(filepath.Join(root, dir, "cpuacct.usage")) {
+			c.cpuacct = filepath.Join(root, dir)
+			break
+		}
+	}
+	if exists(filepath.Join(root, "memory", "memory.stat")) {
+		c.memory = filepath.Join(root, "memory")
+	}
+	return c
+}
+
+func exists(path string) bool {
+	_, err := os.Stat(path)
+	return err == nil
+}
+
+// Read measures one cgroup with all below it. ErrGone when it is not there or
+// path is empty, also when it goes while it is read; ErrNoCgroups. It does not block but for
+// the kernel's own summing up.
+func (c *Cgroups) Read(path string) (Sample, error) {
+	s := Sample{At: time.Now()}
+	var err error
+	switch {
+	case path == "": // the root cgroup is no container's
+		err = ErrGone
+	case c.unified != "":
+		err = readUnified(filepath.Join(c.unified, path), &s)
+	case c.cpuacct == "" && c.memory == "":
+		err = ErrNoCgroups
+	default:
+		err = c.readSplit(path, &s)
+	}
+	if err != nil {
+		return Sample{}, fmt.Errorf("measure cgroup %s: %w", path, err)
+	}
+	return s, nil
+}
+
+// readSplit reads version 1: a mounted controller has every container.
+func (c *Cgroups) readSplit(path string, s *Sample) error {
+	if c.cpuacct != "" {
+		usage, err := count(filepath.Join(c.cpuacct, path, "cpuacct.usage"))
+		if err != nil {
+			return err
+		}
+		s.CPU = &CPU{Usage: usage}
+	}
+	if c.memory == "" {
+		return nil
+	}
+	return readMemory1(filepath.Join(c.memory, path), s)
+}
+
+func readMemory1(dir string, s *Sample) error {
+	const noSwap = 1<<64 - 1 // the line is missing where swap is not accounted
+	var m Memory
+	inactive, swap := uint64(0), uint64(noSwap)
+	err := fields(filepath.Join(dir, "memory.stat"), map[string]*uint64{
+		"total_inactive_file": &inactive, "total_rss": &m.RSS, "total_pgfault": &m.Faults, "total_pgmajfault": &m.Major, "total_swap": &swap,
+	})
+	if err != nil {
+		return err
+	}
+	if m.Usage, err = count(filepath.Join(dir, "memory.usage_in_bytes")); err != nil {
+		return err
+	}
+	limit, err := number(filepath.Join(dir, "memory.limit_in_bytes"))
+	if err != nil {
+		return err
+	}
+	m.WorkingSet = less(m.Usage, inactive)
+	m.Available = left(limit, m.WorkingSet)
+	s.Memory = &m
+	if swap == noSwap {
+		return nil
+	}
+	s.Swap = &Swap{Usage: swap}
+	// This limit is for memory and swap together.
+	both, err := optional(filepath.Join(dir, "memory.memsw.limit_in_bytes"))
+	if err != nil {
+		return err
+	}
+	if both != nil && limit != nil {
+		room := less(*both, *limit)
+		s.Swap.Available = left(&room, swap)
+	}
+	return nil
+}
+
+// readUnified reads version 2. cpu.stat is in every cgroup, memory's files
+// only where the controller was handed down.
+func readUnified(dir string, s *Sample) error {
+	var micros uint64
+	if err := fields(filepath.Join(dir, "cpu.stat"), map[string]*uint64{"usage_usec": &micros}); err != nil {
+		return err
+	}
+	s.CPU = &CPU{Usage: micros * 1000, Pressure: pressure(filepath.Join(dir, "cpu.pressure"))}
+	s.IO = pressure(filepath.Join(dir, "io.pressure"))
+	usage, err := count(filepath.Join(dir, "memory.current"))
+	if errors.Is(err, ErrGone) && exists(dir) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	return readMemory2(dir, usage, s)
+}
+
+func readMemory2(dir string, usage uint64, s *Sample) error {
+	m := Memory{Usage: usage}
+	inactive := uint64(0)
+	err := fields(filepath.Join(dir, "memory.stat"), map[string]*uint64{
+		"inactive_file": &inactive, "anon": &m.RSS, "pgfault": &m.Faults, "pgmajfault": &m.Major,
+	})
+	if err != nil {
+		return err
+	}
+	limit, err := number(filepath.Join(dir, "memory.max"))
+	if err != nil {
+		return err
+	}
+	m.WorkingSet = less(usage, inactive)
+	m.Available = left(limit, m.WorkingSet)
+	m.Pressure = pressure(filepath.Join(dir, "memory.pressure"))
+	s.Memory = &m
+
+	swap, err := optional(filepath.Join(dir, "memory.swap.current"))
+	if err != nil || swap == nil {
+		return err
+	}
+	most, err := optional(filepath.Join(dir, "memory.swap.max"))
+	if err != nil {
+		return err
+	}
+	s.Swap = &Swap{Usage: *swap, Available: left(most, *swap)}
+	return nil
+}
+
+// optional is number for a file that not every kernel has: nil without it.
+func optional(path string) (*uint64, error) {
+	n, err := number(path)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil, nil
+	}
+	return n, err
+}
