@@ -27,7 +27,7 @@ ROOT_FILES    = $(shell find . -name '*_root_test.go' -not -path './critest/*' -
 ROOT_TESTS    = ^($(shell cat /dev/null $(ROOT_FILES) | grep -oE '^func (Test|Fuzz)[A-Za-z0-9_]+' | cut -c6- | sort -u | paste -sd'|'))$$
 ROOT_PACKAGES = $(sort $(dir $(ROOT_FILES)))
 
-.PHONY: help deps build demo test unit root critest cases bench guest lint install clean
+.PHONY: help deps build demo test unit root critest cases bench golden fuzz guest lint install clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -107,7 +107,8 @@ test: deps build parts
 
 unit: ## tests that need no root
 unit: parts
-	@go test -p 2 -skip '$(ROOT_TESTS)' ./...
+	@go test -p 2 $$(go list -f '{{.Dir}}' ./... | grep -vxF "$$(realpath $(ROOT_PACKAGES))")
+	go test -p 2 -skip '$(ROOT_TESTS)' $(ROOT_PACKAGES)
 	cd critest && go test -p 2 ./registry ./images ./node ./house ./conformance
 
 root: ## tests with real runc, CNI plugins and overlay (needs root)
@@ -129,6 +130,17 @@ bench: build parts
 	@cd critest
 	go build -o $(BIN)/berth-bench ./bench
 	exec $(BIN)/berth-bench
+
+golden: ## rewrite the golden OCI specs; read the difference before committing it
+	@go test ./oci/spec -run 'Golden' -update
+	git diff --stat -- oci/spec/testdata
+
+FUZZTIME ?= 20s
+fuzz: ## every fuzz target for FUZZTIME (20s)
+	@grep -rnoE --include='*_test.go' '^func Fuzz[A-Za-z0-9_]+' cmd image network oci runtime sandbox | sed -E 's/:[0-9]+:func / /' | while read -r file name; do
+	  echo "== $$name in $$(dirname $$file)"
+	  go test "./$$(dirname $$file)" -run '^$$' -fuzz "^$$name\$$" -fuzztime $(FUZZTIME)
+	done
 
 guest: ## the root tests again in a guest with cgroup v2, systemd and AppArmor (slow)
 guest: build parts
