@@ -16,7 +16,7 @@ import (
 )
 
 // errUsage: the command line makes no sense.
-var errUsage = errors.New("usage: guest [-suite S] [-append ARGS] [-run REGEXP] [-timeout D] (-c COMMAND | PACKAGE_FOLDER...)")
+var errUsage = errors.New("usage: guest [-suite S] [-append ARGS] [-run REGEXP] [-timeout D] [-v] (-c COMMAND | PACKAGE_FOLDER...)")
 
 // errFailed: tests ran and not all were good; the report has said which.
 var errFailed = errors.New("not every package passed in the guest")
@@ -29,6 +29,7 @@ type options struct {
 	run     string
 	timeout time.Duration
 	command string
+	verbose bool
 	folders []string
 }
 
@@ -63,6 +64,7 @@ func parse() (options, error) {
 	flag.StringVar(&o.append, "append", os.Getenv("VM_APPEND"), "more kernel arguments; boots cold (VM_APPEND)")
 	flag.StringVar(&o.run, "run", os.Getenv("VM_RUN"), "run the tests of these names, not just the root tests (VM_RUN)")
 	flag.DurationVar(&o.timeout, "timeout", limit, "of everything in the guest (VM_TIMEOUT)")
+	flag.BoolVar(&o.verbose, "v", os.Getenv("VM_VERBOSE") != "", "print everything that tests say (VM_VERBOSE)")
 	flag.StringVar(&o.command, "c", "", "run this bash command instead of tests")
 	flag.Parse()
 	o.folders = flag.Args()
@@ -112,7 +114,7 @@ func run(ctx context.Context) (int, error) {
 	if ctx.Err() != nil {
 		return 130, errors.New("interrupted")
 	}
-	r := &report{out: os.Stdout}
+	r := &report{out: os.Stdout, verbose: o.verbose}
 	_, err = runInside(ctx, o, folders, script(o.top, suites), r)
 	if good := r.summary(o.folders); !good && err == nil {
 		err = errFailed

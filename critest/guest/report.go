@@ -40,6 +40,7 @@ type report struct {
 	out      io.Writer
 	partial  []byte
 	said     []string // by the test that runs, until its end and its subtests' are known
+	verbose  bool     // print everything instead
 	over     bool     // what follows belongs to the next test, but for results of subtests
 	now      *outcome
 	begin    time.Time
@@ -71,8 +72,10 @@ func (r *report) line(text string) {
 		r.close()
 		return
 	}
-	if r.now == nil {
+	if r.verbose || r.now == nil {
 		fmt.Fprintln(r.out, text)
+	}
+	if r.now == nil {
 		return
 	}
 	match := testEnd.FindStringSubmatch(text)
@@ -107,10 +110,17 @@ func (r *report) result(text string, subtest bool, verdict string) {
 
 // flush prints what was said and ends with text.
 func (r *report) flush(text string) {
-	for _, line := range append(r.said, text) {
+	r.print(append(r.said, text)...)
+	r.said = nil
+}
+
+func (r *report) print(lines ...string) {
+	if r.verbose {
+		return // done when they came
+	}
+	for _, line := range lines {
 		fmt.Fprintln(r.out, "   "+line)
 	}
-	r.said = nil
 }
 
 // close ends the package that runs, if any.
@@ -120,9 +130,7 @@ func (r *report) close() {
 	}
 	r.now.took = time.Since(r.begin)
 	if !r.now.good() { // a panic or a crash, whose words no test's end follows
-		for _, line := range r.said {
-			fmt.Fprintln(r.out, "   "+line)
-		}
+		r.print(r.said...)
 	}
 	r.said, r.over = nil, false
 	r.outcomes = append(r.outcomes, *r.now)
