@@ -8,6 +8,8 @@ import (
 	"net"
 	"os"
 	"os/signal"
+	goruntime "runtime"
+	"runtime/debug"
 	"sync"
 	"syscall"
 	"time"
@@ -34,7 +36,12 @@ type server struct {
 	daemon     *monitor.Conn         // guarded by mu; the connection that said hello last
 	cancels    map[call]func()       // guarded by mu; running creates
 	idle       *time.Timer           // guarded by mu; runs while the monitor is lonely
+	tidy       *time.Timer           // gives memory back when requests have ceased
 }
+
+// tidyAfter is how long there is no request before memory is given back: what a
+// burst has grown, stacks above all, is not needed to sleep.
+const tidyAfter = 2 * time.Second
 
 type call struct {
 	conn *monitor.Conn
@@ -54,7 +61,14 @@ func listen(socket string) (*server, error) {
 		return nil, fmt.Errorf("set mode of socket: %w", err)
 	}
 	return &server{socket: socket, listener: l, reaper: newReaper(),
-		containers: map[string]*container{}, cancels: map[call]func(){}}, nil
+		containers: map[string]*container{}, cancels: map[call]func(){}, tidy: time.AfterFunc(tidyAfter, tidyUp)}, nil
+}
+
+// tidyUp collects twice: stacks shrink in one collection and their spans are
+// free after the next.
+func tidyUp() {
+	goruntime.GC()
+	debug.FreeOSMemory()
 }
 
 // run serves until the monitor is lonely or told to end.
@@ -160,6 +174,7 @@ func (s *server) answer(conn *monitor.Conn, m *monitor.Message) {
 		log.Printf("answer %s: %v", m.Op, err)
 	}
 	s.checkIdle()
+	s.tidy.Reset(tidyAfter)
 }
 
 func refusal(err error) *monitor.Error {

@@ -161,13 +161,18 @@ func (c *Client) Untrack(pid int) {
 	delete(c.reap.tracked, pid)
 }
 
-// watchOrphans lets this process wait for the inits whose monitor has died, so
-// that a kernel without PIDFD_GET_INFO does not lose their codes. The caller
-// holds c.mu.
+// watchOrphans lets this process wait for the inits of a monitor that has died,
+// so that a kernel without PIDFD_GET_INFO does not lose their codes. Whether
+// they have fallen to this process yet does not matter before they end. The
+// caller holds c.mu.
 func (c *Client) watchOrphans() {
 	for _, e := range c.table {
-		s, err := readStat(e.container.PID)
-		if e.exit != nil || e.orphan || err != nil || s.ppid != c.reap.self || s.startTime != e.container.StartTime {
+		fd, ok := e.fds[FDPid]
+		if e.exit != nil || e.orphan || !ok {
+			continue
+		}
+		dup, err := unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0)
+		if err != nil {
 			continue
 		}
 		e.orphan = true
@@ -175,17 +180,13 @@ func (c *Client) watchOrphans() {
 		c.tasks.Add(1)
 		go func() {
 			defer c.tasks.Done()
-			c.awaitOrphan(p)
+			c.awaitOrphan(p, dup)
 		}()
 	}
 }
 
-// awaitOrphan reaps one init when it ends.
-func (c *Client) awaitOrphan(p process) {
-	fd, err := OpenPidfd(p.pid, p.startTime)
-	if err != nil {
-		return
-	}
+// awaitOrphan reaps one init when it ends, if it is a child of this process.
+func (c *Client) awaitOrphan(p process, fd int) {
 	f := os.NewFile(uintptr(fd), "pidfd")
 	defer f.Close()
 	raw, err := f.SyscallConn()

@@ -60,13 +60,18 @@ func (c *Client) park(ct Container, fds map[string]int) {
 	}
 }
 
-// exited takes the report of an end and passes the first one on.
-func (c *Client) exited(x Exit) {
+// exited takes the report of an end, passes the first one on and returns what
+// is recorded: a code that the monitor does not know may be known here.
+func (c *Client) exited(x Exit) Exit {
 	c.mu.Lock()
 	e, ok := c.table[x.ID]
-	if !ok || e.exit != nil || e.container.PID != x.PID {
+	if !ok || e.container.PID != x.PID {
 		c.mu.Unlock()
-		return
+		return x
+	}
+	if e.exit != nil {
+		defer c.mu.Unlock()
+		return *e.exit
 	}
 	if x.Unknown != "" {
 		if status, ok := c.reap.status(x.PID, x.StartTime); ok {
@@ -87,6 +92,7 @@ func (c *Client) exited(x Exit) {
 	if told {
 		c.o.OnExit(x)
 	}
+	return x
 }
 
 func (c *Client) ids() []string {
@@ -166,8 +172,7 @@ func (c *Client) Exit(id string) (Exit, bool) {
 		x = lostExit(ct, status, known)
 		_ = WriteExit(ct.Bundle, x)
 	}
-	c.exited(x)
-	return x, true
+	return c.exited(x), true
 }
 
 // lostExit is the record of an end that no monitor saw.

@@ -152,16 +152,16 @@ func TestB67ExitsWhileTheDaemonIsAway(t *testing.T) {
 	n := newNode(t)
 	var boxes []*box
 	for i := range 20 {
-		b := n.box(fmt.Sprintf("sleep 1; echo bye; exit %d", i+1))
+		b := n.box(fmt.Sprintf("sleep %d; echo bye; exit %d", slow(time.Second)/time.Second, i+1))
 		boxes = append(boxes, b.run())
 	}
 	forever := n.box("sleep 1000").run()
-	ends := time.Now().Add(time.Second)
-	states := n.restart(2*time.Second, append(boxes, forever)...)
+	ends := time.Now().Add(slow(time.Second))
+	states := n.restart(slow(2*time.Second), append(boxes, forever)...)
 	right := 0
 	for i, b := range boxes {
 		x := states[b.id].Exit
-		if x != nil && x.Code == int32(i+1) && x.Unknown == "" && x.At.Before(ends.Add(time.Second)) && b.output("stdout") == "bye\n" {
+		if x != nil && x.Code == int32(i+1) && x.Unknown == "" && x.At.Before(ends.Add(slow(time.Second))) && b.output("stdout") == "bye\n" {
 			right++
 		}
 	}
@@ -277,7 +277,7 @@ func TestB65TruthWithoutNotices(t *testing.T) {
 				}
 				break
 			}
-			if time.Since(at) > 2*time.Second {
+			if time.Since(at) > slow(2*time.Second) {
 				t.Fatal("not known after 2 s")
 			}
 			time.Sleep(time.Millisecond)

@@ -90,11 +90,16 @@ func TestExecFailures(t *testing.T) {
 func TestB71ExecReturnsWhenItsMainProcessEnds(t *testing.T) {
 	n := newNode(t)
 	b := n.box("exec sleep 1000").run()
+	at := time.Now()
+	if _, err := b.exec(0, "echo hi"); err != nil {
+		t.Fatal(err)
+	}
+	plain := time.Since(at)
 	before := descriptors(t)
 	for range 10 {
-		at := time.Now()
+		at = time.Now()
 		r, err := b.exec(0, "echo hi; sleep 600 &")
-		if took := time.Since(at); err != nil || string(r.Stdout) != "hi\n" || r.ExitCode != 0 || took > time.Second {
+		if took := time.Since(at); err != nil || string(r.Stdout) != "hi\n" || r.ExitCode != 0 || took > 2*plain+slow(time.Second) {
 			t.Fatalf("exec = %+v, %v after %s", r, err, took)
 		}
 	}
@@ -116,8 +121,8 @@ func TestB73TimeoutKillsEverythingOfAnExec(t *testing.T) {
 	b := n.box("exec sleep 1000").run()
 	for range 5 {
 		at := time.Now()
-		_, err := b.exec(300*time.Millisecond, "sleep 999 & setsid sleep 998 & sleep 997")
-		if took := time.Since(at); !errors.Is(err, oci.ErrExecTimeout) || took < 300*time.Millisecond || took > 1300*time.Millisecond {
+		_, err := b.exec(slow(300*time.Millisecond), "sleep 999 & setsid sleep 998 & sleep 997")
+		if took := time.Since(at); !errors.Is(err, oci.ErrExecTimeout) || took < slow(300*time.Millisecond) || took > slow(1300*time.Millisecond) {
 			t.Fatalf("exec: %v after %s", err, took)
 		}
 		if left := sleeping(t, b, "99"); len(left) > 0 {
@@ -131,7 +136,7 @@ func TestB73TimeoutKillsEverythingOfAnExec(t *testing.T) {
 		t.Errorf("exec after it: %+v, %v", r, err)
 	}
 	ctx, cancel := context.WithCancel(context.Background())
-	time.AfterFunc(200*time.Millisecond, cancel)
+	time.AfterFunc(slow(200*time.Millisecond), cancel)
 	_, err := n.runtime.Exec(ctx, b.id, oci.ExecRequest{Process: &rspec.Process{Args: []string{"/bin/sleep", "996"}, Cwd: "/"}})
 	if !errors.Is(err, context.Canceled) {
 		t.Errorf("cancelled exec: %v", err)
@@ -163,7 +168,7 @@ func TestTimeoutWithoutACgroup(t *testing.T) {
 	n := newNode(t)
 	n.runtime.subCgroups = func() bool { return false }
 	b := n.box("exec sleep 1000").run()
-	_, err := b.exec(300*time.Millisecond, "sleep 999 & setsid sleep 998 & sleep 997")
+	_, err := b.exec(slow(300*time.Millisecond), "sleep 999 & setsid sleep 998 & sleep 997")
 	if !errors.Is(err, oci.ErrExecTimeout) {
 		t.Fatalf("exec: %v", err)
 	}
@@ -183,7 +188,7 @@ func TestB75ExecOutputIsBounded(t *testing.T) {
 		t.Error("not the beginning is kept")
 	}
 	at := time.Now()
-	if _, err := b.exec(500*time.Millisecond, "yes"); !errors.Is(err, oci.ErrExecTimeout) || time.Since(at) > 2*time.Second {
+	if _, err := b.exec(slow(500*time.Millisecond), "yes"); !errors.Is(err, oci.ErrExecTimeout) || time.Since(at) > slow(2*time.Second) {
 		t.Errorf("endless: %v", err)
 	}
 	b.settled()

@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -29,6 +30,15 @@ type node struct {
 	mu      sync.Mutex
 	exits   map[string][]oci.Exit // guarded by mu
 	seq     int
+}
+
+// slow stretches a time by BERTH_TEST_SLOW, for machines that are.
+func slow(d time.Duration) time.Duration {
+	factor, err := strconv.Atoi(os.Getenv("BERTH_TEST_SLOW"))
+	if err != nil || factor < 1 {
+		return d
+	}
+	return d * time.Duration(factor)
 }
 
 var buildMonitor = sync.OnceValues(func() (string, error) {
@@ -122,9 +132,9 @@ func alive(pid int) bool {
 
 func (n *node) eventually(what string, ok func() bool) {
 	n.t.Helper()
-	for limit := time.Now().Add(20 * time.Second); !ok(); time.Sleep(5 * time.Millisecond) {
+	for limit := time.Now().Add(slow(20 * time.Second)); !ok(); time.Sleep(5 * time.Millisecond) {
 		if time.Now().After(limit) {
-			n.t.Errorf("not within 20 s: %s", what)
+			n.t.Errorf("not in time: %s", what)
 			return
 		}
 	}
@@ -201,7 +211,7 @@ func (b *box) run() *box {
 // exit waits for the end of the init.
 func (b *box) exit() oci.Exit {
 	b.n.t.Helper()
-	for limit := time.Now().Add(30 * time.Second); time.Now().Before(limit); time.Sleep(time.Millisecond) {
+	for limit := time.Now().Add(slow(30 * time.Second)); time.Now().Before(limit); time.Sleep(time.Millisecond) {
 		if x, ok := b.n.runtime.Exited(b.id); ok {
 			return x
 		}
@@ -211,7 +221,7 @@ func (b *box) exit() oci.Exit {
 }
 
 func (b *box) remove() {
-	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), slow(20*time.Second))
 	defer cancel()
 	if err := b.n.runtime.Delete(ctx, b.id); err != nil {
 		b.n.t.Errorf("delete: %v", err)

@@ -52,7 +52,7 @@ func TestSignalCodes(t *testing.T) {
 	n := newNode(t)
 	for _, sig := range []syscall.Signal{syscall.SIGKILL, syscall.SIGUSR1} {
 		b := n.box("trap 'exit 9' USR1; while :; do sleep 0.01; done").run()
-		time.Sleep(100 * time.Millisecond)
+		time.Sleep(slow(100 * time.Millisecond))
 		if err := n.runtime.Signal(b.id, sig); err != nil {
 			t.Fatal(err)
 		}
@@ -118,7 +118,7 @@ func TestCancelledCreateLeavesNothing(t *testing.T) {
 		if err := oci.WriteBundle(b.bundle, b.spec); err != nil {
 			t.Fatal(err)
 		}
-		ctx, cancel := context.WithTimeout(context.Background(), time.Duration(i*4)*time.Millisecond)
+		ctx, cancel := context.WithTimeout(context.Background(), slow(time.Duration(i*4)*time.Millisecond))
 		_, err := n.runtime.Create(ctx, oci.CreateRequest{ID: b.id, Bundle: b.bundle, IO: b.io})
 		cancel()
 		if err == nil {
@@ -290,7 +290,7 @@ func TestB83RestIsKilledAfterTheInit(t *testing.T) {
 	}
 	at := time.Now()
 	b.exit()
-	if took := time.Since(at); took > 2*time.Second {
+	if took := time.Since(at); took > slow(2*time.Second) {
 		t.Errorf("the exit came after %s, held back by what has the pipe", took)
 	}
 	if err := n.runtime.Delete(context.Background(), b.id); err != nil {
