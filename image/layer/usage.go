@@ -30,35 +30,94 @@ func UsageOf(path string) Usage {
 
 type inode struct{ dev, ino uint64 }
 
+func inodeOf(st *unix.Stat_t) inode { return inode{uint64(st.Dev), st.Ino} }
+
 // Measure counts what dir and everything below it take. Other filesystems
 // mounted below are counted too; there should be none. It tolerates files
-// that vanish while it looks.
+// that vanish and directories that move while it looks, and holds two
+// descriptors however deep the tree is: a running container, which may be
+// hostile, makes the trees that are measured.
 func Measure(dir string) (Usage, error) {
 	var st unix.Stat_t
 	if err := unix.Lstat(dir, &st); err != nil {
 		return Usage{}, &os.PathError{Op: "lstat", Path: dir, Err: err}
 	}
-	u := Usage{Bytes: uint64(st.Blocks) * 512, Inodes: 1}
+	m := measurement{usage: Usage{Bytes: uint64(st.Blocks) * 512, Inodes: 1}, seen: map[inode]bool{}}
 	if !isDir(&st) {
-		return u, nil
+		return m.usage, nil
 	}
-	fd, err := openRoot(dir)
+	root, err := openRoot(dir)
 	if err != nil {
 		return Usage{}, err
 	}
-	defer unix.Close(fd)
-	err = u.measure(fd, map[inode]bool{})
-	if err != nil {
-		err = &fs.PathError{Op: "measure", Path: dir, Err: err}
+	defer unix.Close(root)
+	if err := m.walk(root); err != nil {
+		return m.usage, &fs.PathError{Op: "measure", Path: dir, Err: err}
 	}
-	return u, err
+	return m.usage, nil
 }
 
-func (u *Usage) measure(fd int, seen map[inode]bool) error {
+// measurement is one walk over a tree. Of the directories from the root to
+// the current one only the last is open; the way back up is "..".
+type measurement struct {
+	usage Usage
+	seen  map[inode]bool // files with several names
+	path  []level
+}
+
+type level struct {
+	name string
+	self inode
+	subs []string // directories still to be walked
+}
+
+func (m *measurement) walk(root int) error {
+	here, err := unix.Openat(root, ".", openDir, 0)
+	if err != nil {
+		return err
+	}
+	defer func() { unix.Close(here) }()
+	if err := m.enter(here, ""); err != nil {
+		return err
+	}
+	for len(m.path) > 0 {
+		next := -1
+		if top := &m.path[len(m.path)-1]; len(top.subs) > 0 {
+			name := top.subs[len(top.subs)-1]
+			top.subs = top.subs[:len(top.subs)-1]
+			next, err = unix.Openat(here, name, openDir, 0)
+			if err == unix.ENOENT || err == unix.ENOTDIR || err == unix.ELOOP { // gone, or replaced
+				continue
+			}
+			if err == nil {
+				err = m.enter(next, name)
+			}
+		} else {
+			m.path = m.path[:len(m.path)-1]
+			next, err = m.up(root, here)
+		}
+		if next >= 0 {
+			unix.Close(here)
+			here = next
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// enter counts what is in a directory and notes the directories among it.
+func (m *measurement) enter(fd int, name string) error {
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil {
+		return err
+	}
 	list, err := names(fd)
 	if err != nil {
 		return err
 	}
+	l := level{name: name, self: inodeOf(&st)}
 	for _, name := range list {
 		st, err := lstatAt(fd, name)
 		if err == unix.ENOENT {
@@ -68,29 +127,56 @@ func (u *Usage) measure(fd int, seen map[inode]bool) error {
 			return err
 		}
 		if st.Nlink > 1 && !isDir(st) {
-			id := inode{uint64(st.Dev), st.Ino}
-			if seen[id] {
+			if m.seen[inodeOf(st)] {
 				continue
 			}
-			seen[id] = true
+			m.seen[inodeOf(st)] = true
 		}
-		u.Bytes += uint64(st.Blocks) * 512
-		u.Inodes++
-		if !isDir(st) {
-			continue
-		}
-		sub, err := unix.Openat(fd, name, openDir, 0)
-		if err == unix.ENOENT {
-			continue
-		}
-		if err != nil {
-			return err
-		}
-		err = u.measure(sub, seen)
-		unix.Close(sub)
-		if err != nil {
-			return err
+		m.usage.Bytes += uint64(st.Blocks) * 512
+		m.usage.Inodes++
+		if isDir(st) {
+			l.subs = append(l.subs, name)
 		}
 	}
+	m.path = append(m.path, l)
 	return nil
+}
+
+// up opens the directory that the path now ends with. Where the one just left
+// has been moved away, ".." is another: then the path is walked down again,
+// and cut where it does not lead on any more.
+func (m *measurement) up(root, here int) (int, error) {
+	if len(m.path) == 0 {
+		return -1, nil
+	}
+	parent, err := unix.Openat(here, "..", openDir, 0)
+	if err == nil && m.isAt(parent, len(m.path)-1) {
+		return parent, nil
+	}
+	if err == nil {
+		unix.Close(parent)
+	}
+	fd, err := unix.Openat(root, ".", openDir, 0)
+	if err != nil {
+		return -1, err
+	}
+	for i := 1; i < len(m.path); i++ {
+		next, err := unix.Openat(fd, m.path[i].name, openDir, 0)
+		if err != nil || !m.isAt(next, i) {
+			if err == nil {
+				unix.Close(next)
+			}
+			m.path = m.path[:i]
+			break
+		}
+		unix.Close(fd)
+		fd = next
+	}
+	return fd, nil
+}
+
+// isAt says whether fd is the directory at a level of the path.
+func (m *measurement) isAt(fd, i int) bool {
+	var st unix.Stat_t
+	return unix.Fstat(fd, &st) == nil && inodeOf(&st) == m.path[i].self
 }
