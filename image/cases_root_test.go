@@ -304,3 +304,37 @@ func TestB41Pinned(t *testing.T) {
 
 // replaceBlob makes the registry serve other bytes under the layer's digest.
 // sparseBomb is a header that promises 4 TiB.
+
+// TestALayerBelowALink: bin is a link to usr/bin below, and the layer has
+// bin/tool without an entry for bin.
+func TestALayerBelowALink(t *testing.T) {
+	leakcheck.Start(t)
+	reg := newRegistry(t)
+	base := gzipLayer(tarOf(t, file{name: "usr/"}, file{name: "usr/bin/", mode: 0o711}, file{name: "usr/bin/sh", body: "sh"},
+		file{name: "bin", kind: '2', link: "usr/bin"}, file{name: "bin/early", body: "e"}))
+	tool := gzipLayer(tarOf(t, file{name: "bin/tool", body: "tool"}, file{name: "bin/sub/x"}, file{name: "bin/link", kind: '1', link: "usr/bin/sh"}))
+	reg.push("app", "1", base, tool)
+	reg.push("more", "1", base, tool, gzipLayer(tarOf(t, file{name: "more"})))
+	reg.push("plain", "1", tool, base)
+	s := open(t, t.TempDir(), nil, reg)
+	for _, repo := range []string{"app", "more", "app"} {
+		mustPull(t, s, reg.ref(repo+":1"))
+		root := mounted(t, s, reg.ref(repo+":1"))
+		if target, err := os.Readlink(root + "/bin"); err != nil || target != "usr/bin" {
+			t.Errorf("%s: bin -> %q %v", repo, target, err)
+		}
+		if got := ls(t, root+"/usr/bin"); !slices.Equal(got, []string{"early", "link", "sh", "sub", "tool"}) {
+			t.Errorf("%s: usr/bin has %q", repo, got)
+		}
+		var a, b unix.Stat_t
+		if unix.Stat(root+"/bin/link", &a) != nil || unix.Stat(root+"/usr/bin/sh", &b) != nil || a.Ino != b.Ino {
+			t.Errorf("%s: the link to a file below is not one", repo)
+		}
+	}
+	if n := reg.got(digest.FromBytes(tool.data).String()); n != 1 {
+		t.Errorf("the layer was fetched %d times", n)
+	}
+	if _, err := s.Pull(t.Context(), PullRequest{Reference: reg.ref("plain:1")}); !errors.Is(err, ErrInvalidImage) || !strings.Contains(err.Error(), "usr/bin/sh") {
+		t.Errorf("a hard link to nothing: %v", err)
+	}
+}

@@ -32,7 +32,12 @@ func (r *run) commit() error {
 		}
 	}()
 	diffIDs := r.image.RootFS.DiffIDs
-	for i, diffID := range diffIDs {
+	for _, e := range s.layers.entries(s.settled(diffIDs)) {
+		s.layers.again(e)
+		used = append(used, e)
+	}
+	for i := len(used); i < len(diffIDs); i++ {
+		diffID := diffIDs[i]
 		e, err := r.settle(diffID, used, slices.Contains(diffIDs[i+1:], diffID))
 		if err != nil {
 			return err
@@ -44,6 +49,26 @@ func (r *run) commit() error {
 		numbers[i] = e.n
 	}
 	return r.record(numbers)
+}
+
+// settled gives the layers that an image here has for the longest common
+// beginning: on the same layers, a layer has been settled the same way. Called
+// with change held.
+func (s *Store) settled(diffIDs []digest.Digest) []int {
+	var best []int
+	for id, img := range s.images {
+		n := 0
+		for _, d := range s.configs[id].RootFS.DiffIDs {
+			if n == len(diffIDs) || diffIDs[n] != d {
+				break
+			}
+			n++
+		}
+		if n > len(best) {
+			best = img.Layers[:n]
+		}
+	}
+	return best
 }
 
 // settle returns the variant of a layer that fits on lowers, counted once
