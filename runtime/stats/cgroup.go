@@ -83,9 +83,10 @@ func (c *Cgroups) readSplit(path string, s *Sample) error {
 func readMemory1(dir string, s *Sample) error {
 	const noSwap = 1<<64 - 1 // the line is missing where swap is not accounted
 	var m Memory
-	inactive, swap := uint64(0), uint64(noSwap)
+	inactive, swap, tightest := uint64(0), uint64(noSwap), uint64(0)
 	err := fields(filepath.Join(dir, "memory.stat"), map[string]*uint64{
 		"total_inactive_file": &inactive, "total_rss": &m.RSS, "total_pgfault": &m.Faults, "total_pgmajfault": &m.Major, "total_swap": &swap,
+		"hierarchical_memory_limit": &tightest,
 	})
 	if err != nil {
 		return err
@@ -93,26 +94,33 @@ func readMemory1(dir string, s *Sample) error {
 	if m.Usage, err = count(filepath.Join(dir, "memory.usage_in_bytes")); err != nil {
 		return err
 	}
-	limit, err := number(filepath.Join(dir, "memory.limit_in_bytes"))
-	if err != nil {
-		return err
-	}
 	m.WorkingSet = less(m.Usage, inactive)
-	m.Available = left(limit, m.WorkingSet)
 	s.Memory = &m
-	if swap == noSwap {
+	if swap != noSwap {
+		s.Swap = &Swap{Usage: swap}
+	}
+	if tightest >= unlimited { // neither the container nor its pod: two files less to open
 		return nil
 	}
-	s.Swap = &Swap{Usage: swap}
-	// This limit is for memory and swap together.
-	both, err := optional(filepath.Join(dir, "memory.memsw.limit_in_bytes"))
-	if err != nil {
+	return limits1(dir, s)
+}
+
+// limits1 adds what version 1's limits leave.
+func limits1(dir string, s *Sample) error {
+	limit, err := number(filepath.Join(dir, "memory.limit_in_bytes"))
+	if err != nil || limit == nil {
 		return err
 	}
-	if both != nil && limit != nil {
-		room := less(*both, *limit)
-		s.Swap.Available = left(&room, swap)
+	s.Memory.Available = left(limit, s.Memory.WorkingSet)
+	if s.Swap == nil {
+		return nil
 	}
+	both, err := optional(filepath.Join(dir, "memory.memsw.limit_in_bytes")) // of memory and swap together
+	if err != nil || both == nil {
+		return err
+	}
+	room := less(*both, *limit)
+	s.Swap.Available = left(&room, s.Swap.Usage)
 	return nil
 }
 
