@@ -10,6 +10,7 @@ import (
 // tests let the k-th one fail, or be the last one that happens.
 type disk struct {
 	check func(op, path string) error // nil but in tests
+	boot  string                      // the machine's boot id; tests pretend another
 }
 
 func (d *disk) may(op, path string) error {

@@ -78,7 +78,7 @@ type Usage struct {
 // blocks for as long as reading the records takes; deletions go on behind. Only
 // one Store may be open on a root: the caller sees to that.
 func Open(ctx context.Context, o Options) (*Store, error) {
-	return openOn(ctx, o, &disk{})
+	return openOn(ctx, o, &disk{boot: bootID()})
 }
 
 func openOn(ctx context.Context, o Options, d *disk) (*Store, error) {
@@ -112,7 +112,7 @@ func openOn(ctx context.Context, o Options, d *disk) (*Store, error) {
 }
 
 func (s *Store) load(ctx context.Context) (err error) {
-	s.boot = bootID()
+	s.boot = s.disk.boot
 	if s.trash, err = openTrash(filepath.Join(s.opt.Root, "trash"), s.disk); err != nil {
 		return err
 	}

@@ -350,7 +350,7 @@ func failOnce(t *testing.T, reg *registry, f *faulty, k int) bool {
 	t.Helper()
 	dir := t.TempDir()
 	f.set(1<<30, f.dead)
-	s, err := openOn(t.Context(), options(t, dir, nil, reg), &disk{check: f.check})
+	s, err := openOn(t.Context(), options(t, dir, nil, reg), &disk{check: f.check, boot: bootID()})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,0 +1,144 @@
+package image
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"berth/sandbox/leakcheck"
+)
+
+// loopMount mounts an image file and gives it back unmounted.
+func loopMount(t *testing.T, file string) string {
+	t.Helper()
+	dir := t.TempDir()
+	if out, err := exec.Command("mount", "-o", "loop", file, dir).CombinedOutput(); err != nil {
+		t.Skipf("cannot mount a loop device: %s", out)
+	}
+	t.Cleanup(func() {
+		if err := unix.Unmount(dir, 0); err != nil {
+			t.Error(err)
+		}
+	})
+	return dir
+}
+
+// TestB39PowerCut copies the disk under a running store at odd moments. On
+// every copy, as the next boot finds it, an image is absent or every file of
+// it is right, and a pull works.
+func TestB39PowerCut(t *testing.T) {
+	leakcheck.Start(t)
+	backing := filepath.Join(t.TempDir(), "disk")
+	f, err := os.Create(backing)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := f.Truncate(96 << 20); err != nil {
+		t.Fatal(err)
+	}
+	f.Close()
+	if out, err := exec.Command("mkfs.ext4", "-q", "-F", backing).CombinedOutput(); err != nil {
+		t.Skipf("no ext4: %s", out)
+	}
+	reg := newRegistry(t)
+	var refs []string
+	for i := range 4 {
+		var layers []layerBlob
+		for l := range 2 {
+			var files []file
+			for n := range 150 {
+				name := fmt.Sprintf("i%d/l%d/f%d", i, l, n)
+				files = append(files, file{name: name, body: strings.Repeat(name, 50)})
+			}
+			layers = append(layers, gzipLayer(tarOf(t, files...)))
+		}
+		repo := fmt.Sprintf("app%d", i)
+		reg.push(repo, "1", layers...)
+		refs = append(refs, reg.ref(repo+":1"))
+	}
+	dir := loopMount(t, backing)
+	s, err := openOn(t.Context(), options(t, filepath.Join(dir, "images"), nil, reg), &disk{boot: "before"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { s.Close() })
+	var cuts []string
+	cut := func() {
+		t.Helper()
+		to := filepath.Join(t.TempDir(), "cut")
+		if out, err := exec.Command("cp", "--sparse=always", backing, to).CombinedOutput(); err != nil {
+			t.Fatalf("%s", out)
+		}
+		cuts = append(cuts, to)
+	}
+	for i, ref := range refs {
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			s.Pull(t.Context(), PullRequest{Reference: ref})
+		}()
+		time.Sleep(time.Duration(i*20) * time.Millisecond)
+		cut()
+		<-done
+		cut()
+	}
+	calm(t, s)
+	cut()
+	for i, file := range cuts {
+		t.Run(fmt.Sprint(i), func(t *testing.T) {
+			found := afterCut(t, reg, file, refs)
+			if i == len(cuts)-1 && found != len(refs) {
+				t.Errorf("%d of %d images are there after a sync", found, len(refs))
+			}
+		})
+	}
+}
+
+func afterCut(t *testing.T, reg *registry, file string, refs []string) int {
+	dir := loopMount(t, file)
+	s, err := openOn(t.Context(), options(t, filepath.Join(dir, "images"), nil, reg), &disk{boot: "after"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	found := len(s.List())
+	for _, r := range s.List() {
+		wholeImage(t, r)
+	}
+	for _, ref := range refs {
+		mustPull(t, s, ref)
+	}
+	for _, r := range s.List() {
+		wholeImage(t, r)
+	}
+	return found
+}
+
+// wholeImage checks every file of an image of TestB39PowerCut.
+func wholeImage(t *testing.T, r *Record) {
+	t.Helper()
+	for _, dir := range r.Layers {
+		files := 0
+		err := filepath.WalkDir(dir, func(path string, d os.DirEntry, err error) error {
+			if err != nil || d.IsDir() {
+				return err
+			}
+			files++
+			data, err := os.ReadFile(path)
+			if want := strings.Repeat(strings.TrimPrefix(path, dir+"/"), 50); err == nil && !bytes.Equal(data, []byte(want)) {
+				t.Errorf("%s has %d bytes, not its content", path, len(data))
+			}
+			return err
+		})
+		if err != nil || files != 150 {
+			t.Errorf("%s: %d files, %v", dir, files, err)
+		}
+	}
+}
