@@ -46,7 +46,7 @@ func (f *flights) join(ctx, life context.Context, key string, pull func(context.
 	case <-fl.done:
 		return fl.id, fl.err
 	case <-ctx.Done():
-		f.leave(key, fl)
+		f.quit(key, fl)
 		return "", ctx.Err()
 	}
 }
@@ -70,9 +70,9 @@ func (f *flights) start(life context.Context, key string, pull func(context.Cont
 	return fl
 }
 
-// leave takes a caller out. The last one ends the pull; a newcomer must not
+// quit takes a caller out. The last one ends the pull; a newcomer must not
 // join what is ending, so its key is free at once.
-func (f *flights) leave(key string, fl *flight) {
+func (f *flights) quit(key string, fl *flight) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	fl.callers--
@@ -83,6 +83,18 @@ func (f *flights) leave(key string, fl *flight) {
 		delete(f.running, key)
 	}
 	fl.cancel(errAbandoned)
+}
+
+// enter lets something else than a pull keep the store open until leave is
+// called. It reports false when the store is closing.
+func (f *flights) enter(life context.Context) (leave func(), ok bool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if life.Err() != nil {
+		return nil, false
+	}
+	f.all.Add(1)
+	return f.all.Done, true
 }
 
 func (f *flights) wait() { f.all.Wait() }

@@ -27,6 +27,11 @@ import (
 // ends it. Images that were taken in before an error stay, and are returned
 // with it. The error is an *Error, or ctx's.
 func (s *Store) Import(ctx context.Context, file string) ([]string, error) {
+	leave, ok := s.flights.enter(s.life)
+	if !ok {
+		return nil, s.life.Err()
+	}
+	defer leave()
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	defer context.AfterFunc(s.life, cancel)()

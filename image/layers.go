@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strconv"
 	"sync"
+	"sync/atomic"
 
 	"github.com/opencontainers/go-digest"
 
@@ -41,9 +42,13 @@ type entry struct {
 	n    int
 	dir  string // layers/<n>
 	key  layerKey
-	meta layerMeta   // guarded by layers.mu
-	own  layer.Usage // what layers/<n> and layer.json take themselves; guarded by layers.mu
-	refs int         // images and running pulls that need it; guarded by layers.mu
+	meta layerMeta   // as it was when the layer came; never changed
+	own  layer.Usage // what layers/<n> and layer.json take themselves
+
+	// Guarded by layers.mu.
+	usage   layer.Usage // of diff/
+	durable bool
+	refs    int // images and running pulls that need it
 }
 
 func (e *entry) diff() string { return filepath.Join(e.dir, "diff") }
@@ -62,6 +67,8 @@ type layers struct {
 	byKey map[layerKey]*entry
 	byN   map[int]*entry
 	next  int
+
+	total atomic.Pointer[layer.Usage] // of all layers, for readers who take no lock
 }
 
 // loadLayers reads layers/. What is torn or not durable from another boot goes
@@ -86,9 +93,10 @@ func loadLayers(dir, boot string, t *trash) (*layers, error) {
 			t.take(path)
 			continue
 		}
-		e := &entry{n: n, dir: path, key: key, meta: meta, own: ownUsage(path)}
+		e := &entry{n: n, dir: path, key: key, meta: meta, own: ownUsage(path), usage: meta.Usage, durable: meta.Durable}
 		l.byKey[key], l.byN[n] = e, e
 	}
+	l.sum()
 	return l, nil
 }
 
@@ -155,7 +163,7 @@ func (l *layers) sizeOf(numbers []int) uint64 {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for _, e := range list {
-		size += e.meta.Usage.Bytes
+		size += e.usage.Bytes
 	}
 	return size
 }
@@ -220,6 +228,7 @@ func (l *layers) drop(e *entry) {
 	if l.byKey[e.key] == e {
 		delete(l.byKey, e.key)
 	}
+	l.sum()
 }
 
 // add moves a finished layer from staging into place and returns it with one
@@ -237,12 +246,13 @@ func (l *layers) add(staged string, meta layerMeta) (*entry, error) {
 		l.trash.take(staged)
 		return e, nil
 	}
-	e := &entry{n: l.next, dir: filepath.Join(l.dir, strconv.Itoa(l.next)), key: key, meta: meta, own: ownUsage(staged), refs: 1}
+	e := &entry{n: l.next, dir: filepath.Join(l.dir, strconv.Itoa(l.next)), key: key, meta: meta, own: ownUsage(staged), usage: meta.Usage, refs: 1}
 	if err := l.disk.rename(staged, e.dir); err != nil {
 		return nil, fmt.Errorf("put layer %s into place: %w", meta.DiffID, err)
 	}
 	l.next++
 	l.byKey[key], l.byN[e.n] = e, e
+	l.sum()
 	return e, nil
 }
 
@@ -259,16 +269,17 @@ func (l *layers) rekey(e *entry) bool {
 	return true
 }
 
-// usage sums up all layers.
-func (l *layers) usage() layer.Usage {
-	l.mu.Lock()
-	defer l.mu.Unlock()
+// sum counts all layers anew. Called with mu held.
+func (l *layers) sum() {
 	var u layer.Usage
 	for _, e := range l.byN {
-		u = u.Add(e.meta.Usage).Add(e.own)
+		u = u.Add(e.usage).Add(e.own)
 	}
-	return u
+	l.total.Store(&u)
 }
+
+// usage is what all layers take. It waits for nobody.
+func (l *layers) usage() layer.Usage { return *l.total.Load() }
 
 // pending lists the layers that are not marked durable.
 func (l *layers) pending() []*entry {
@@ -276,7 +287,7 @@ func (l *layers) pending() []*entry {
 	defer l.mu.Unlock()
 	var list []*entry
 	for _, e := range l.byN {
-		if !e.meta.Durable {
+		if !e.durable {
 			list = append(list, e)
 		}
 	}
@@ -286,9 +297,7 @@ func (l *layers) pending() []*entry {
 // markDurable is called after the filesystem was synced. The count is taken
 // again: only now does the filesystem know every block.
 func (l *layers) markDurable(e *entry) error {
-	l.mu.Lock()
 	meta := e.meta
-	l.mu.Unlock()
 	if usage, err := layer.Measure(e.diff()); err == nil {
 		meta.Usage = usage
 	}
@@ -301,7 +310,8 @@ func (l *layers) markDurable(e *entry) error {
 	if err := l.disk.writeMeta(e.dir, meta); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("mark layer %s durable: %w", meta.DiffID, err)
 	}
-	e.meta = meta
+	e.usage, e.durable = meta.Usage, true
+	l.sum()
 	return nil
 }
 
