@@ -14,7 +14,7 @@ RUNC_VERSION     := 1.5.3
 CNI_VERSION      := 1.10.0
 CRITOOLS_VERSION := 1.37.0
 
-APT_PACKAGES := gcc libc6-dev pkg-config libseccomp-dev iptables nftables iproute2 util-linux strace
+APT_PACKAGES := gcc libc6-dev pkg-config libseccomp-dev iptables nftables iproute2 util-linux e2fsprogs strace
 
 export BERTH_DEPS  := $(DEPS)
 export BERTH_BIN   := $(BIN)
