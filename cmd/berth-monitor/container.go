@@ -223,36 +223,41 @@ func (c *container) ended() bool {
 	return c.exit != nil
 }
 
-// park sends the container with duplicates of its descriptors.
+// park sends the container with duplicates of its descriptors. It holds no lock
+// while it sends, for the daemon may be slow.
 func (c *container) park(conn *monitor.Conn) error {
 	info := c.info
 	m := &monitor.Message{Op: monitor.OpPark, Container: &info}
 	var fds []int
-	add := func(name string, fd int) {
-		if fd >= 0 {
-			m.FDs, fds = append(m.FDs, name), append(fds, fd)
+	defer func() {
+		for _, fd := range fds {
+			_ = unix.Close(fd)
+		}
+	}()
+	add := func(name string, dup int) {
+		if dup >= 0 {
+			m.FDs, fds = append(m.FDs, name), append(fds, dup)
 		}
 	}
 	c.mu.Lock()
-	defer c.mu.Unlock() // so that nothing is closed on the way
 	info.Exit = c.exit
 	if !c.gone {
-		c.log.mu.Lock()
-		defer c.log.mu.Unlock()
 		names := [2]string{monitor.FDStdout, monitor.FDStderr}
 		if info.IO.Terminal {
 			names[0] = monitor.FDTTY
 		}
 		for i, f := range c.streams {
 			if f != nil {
-				add(names[i], rawFD(f))
+				add(names[i], duplicate(rawFD(f)))
 			}
 		}
-		add(monitor.FDStdin, c.stdin)
-		add(monitor.FDLog, c.log.fd)
-		add(monitor.FDTape, c.log.tape.fd)
-		add(monitor.FDPid, c.pidfd)
+		file, tape := c.log.duplicates()
+		add(monitor.FDLog, file)
+		add(monitor.FDTape, tape)
+		add(monitor.FDStdin, duplicate(c.stdin))
+		add(monitor.FDPid, duplicate(c.pidfd))
 	}
+	c.mu.Unlock()
 	if err := conn.Send(m, fds...); err != nil {
 		return fmt.Errorf("park %s: %w", info.ID, err)
 	}

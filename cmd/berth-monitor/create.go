@@ -88,7 +88,7 @@ func (k *creation) openOutput() error {
 	}
 	k.c.log = &logFile{path: k.r.IO.LogPath, tape: t, fd: -1}
 	if k.r.IO.LogPath != "" {
-		if k.c.log.fd, err = openLog(k.r.IO.LogPath); err != nil {
+		if k.c.log.fd, err = openLog(k.r.IO.LogPath); err != nil { // not shared yet
 			return err
 		}
 	}

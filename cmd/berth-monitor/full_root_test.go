@@ -70,7 +70,7 @@ func TestFullDiskDropsWholeLines(t *testing.T) {
 	}
 	l.mu.Lock()
 	_ = unix.Close(l.fd)
-	l.fd = -1
+	l.fd = -1 // or the disk could not be unmounted
 	l.mu.Unlock()
 }
 

@@ -3,12 +3,15 @@ package main
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"log"
 	"os"
 	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"berth/oci/monitor"
 )
 
 // logFile is a container's CRI log and the tape that feeds it.
@@ -16,9 +19,14 @@ type logFile struct {
 	path string // empty: output is dropped
 	tape *tape
 
-	mu       sync.Mutex
-	fd       int       // guarded by mu; -1: none
-	lastSaid time.Time // guarded by mu; when trouble was last told
+	mu       sync.Mutex // held while a batch is written, for as long as the filesystem takes
+	lastSaid time.Time  // guarded by mu; when trouble was last told
+
+	// fd may be read with either lock and is changed with both, so that nobody
+	// waits for a hung filesystem to learn it.
+	fdMu   sync.Mutex
+	fd     int  // -1: none
+	closed bool // guarded by fdMu
 }
 
 // buffers are borrowed for one batch; an idle container has none.
@@ -173,18 +181,29 @@ func trim(fd int, path string) {
 	}
 }
 
-// reopen goes on in a new file at the log's path. The descriptor stays what it
-// was when that cannot be opened.
+// reopen goes on in a new file at the log's path. When that cannot be opened,
+// or the log is closed, nothing changes and no new file is left.
 func (l *logFile) reopen() error {
 	if l.path == "" {
 		return nil
 	}
+	_, err := os.Lstat(l.path)
+	made := errors.Is(err, os.ErrNotExist)
 	fd, err := openLog(l.path)
 	if err != nil {
 		return err
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	l.fdMu.Lock()
+	defer l.fdMu.Unlock()
+	if l.closed {
+		_ = unix.Close(fd)
+		if made {
+			_ = os.Remove(l.path)
+		}
+		return fmt.Errorf("reopen log: %w", monitor.ErrEnded)
+	}
 	if l.fd >= 0 {
 		_ = unix.Close(l.fd)
 	}
@@ -195,9 +214,34 @@ func (l *logFile) reopen() error {
 func (l *logFile) close() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	l.fdMu.Lock()
+	defer l.fdMu.Unlock()
 	if l.fd >= 0 {
 		_ = unix.Close(l.fd)
 		l.fd = -1
 	}
+	l.closed = true
 	l.tape.close()
+}
+
+// duplicates are of the log file, -1 without one, and of the tape.
+func (l *logFile) duplicates() (file, tape int) {
+	l.fdMu.Lock()
+	defer l.fdMu.Unlock()
+	if l.closed {
+		return -1, -1
+	}
+	return duplicate(l.fd), duplicate(l.tape.fd)
+}
+
+// duplicate is -1 for what is no descriptor.
+func duplicate(fd int) int {
+	if fd < 0 {
+		return -1
+	}
+	dup, err := unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0)
+	if err != nil {
+		return -1
+	}
+	return dup
 }

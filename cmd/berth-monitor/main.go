@@ -58,7 +58,8 @@ func serve(socket string, ready int) error {
 	// A few MiB in all: collect early, and give pages back.
 	debug.SetGCPercent(25)
 	debug.SetMemoryLimit(64 << 20)
-	signal.Ignore(syscall.SIGPIPE, syscall.SIGHUP, syscall.SIGINT)
+	// Caught, not ignored: containers would inherit that.
+	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE, syscall.SIGHUP, syscall.SIGINT)
 	unix.Umask(0o077)
 	lock, err := monitor.Lock(socket)
 	if err != nil {

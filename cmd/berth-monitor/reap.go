@@ -106,9 +106,3 @@ func (r *reaper) watch(pid int, f func(ended)) {
 		f(e)
 	}
 }
-
-func (r *reaper) unwatch(pid int) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	delete(r.watched, pid)
-}

@@ -183,6 +183,10 @@ func refusal(err error) *monitor.Error {
 		return e
 	}
 	e = &monitor.Error{Text: err.Error()}
+	var errno syscall.Errno
+	if errors.As(err, &errno) {
+		e.Errno = int(errno)
+	}
 	switch {
 	case errors.Is(err, monitor.ErrExists):
 		e.Kind = "exists"
@@ -269,13 +273,12 @@ func (s *server) reopen(conn *monitor.Conn, id string) error {
 		return err
 	}
 	c.mu.Lock()
-	if c.exit != nil || c.gone || pidfdEnded(c.pidfd) {
-		c.mu.Unlock()
+	ended := c.exit != nil || c.gone || pidfdEnded(c.pidfd)
+	c.mu.Unlock()
+	if ended {
 		return fmt.Errorf("reopen log of %s: %w", id, monitor.ErrEnded)
 	}
-	err = c.log.reopen()
-	c.mu.Unlock()
-	if err != nil {
+	if err := c.log.reopen(); err != nil {
 		return err
 	}
 	return c.park(conn)

@@ -180,9 +180,9 @@ func DissolveCgroup(dir, into string) {
 	}
 }
 
-// RemoveEmptyCgroups removes a cgroup path from every hierarchy. Idempotent; one
-// that has processes is an error.
-func RemoveEmptyCgroups(path string) error {
+// RemoveCgroups kills what is in a cgroup path, relative to the hierarchies'
+// mounts, and removes it from each. Idempotent.
+func RemoveCgroups(ctx context.Context, path string) error {
 	mounts, err := cgroupMounts()
 	if err != nil {
 		return err
@@ -191,6 +191,9 @@ func RemoveEmptyCgroups(path string) error {
 		dir := filepath.Join(m[0], path)
 		if _, err := os.Lstat(dir); err != nil {
 			continue
+		}
+		if err := KillCgroup(ctx, dir); err != nil {
+			return err
 		}
 		if err := RemoveCgroup(dir); err != nil {
 			return err

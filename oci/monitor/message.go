@@ -1,6 +1,9 @@
 package monitor
 
-import "time"
+import (
+	"syscall"
+	"time"
+)
 
 // Version of the protocol. It changes when an older end would misunderstand.
 const Version = 1
@@ -58,6 +61,7 @@ type Message struct {
 type Error struct {
 	Kind     string `json:"kind,omitempty"` // "exists", "notfound", "ended", "version" or empty
 	Text     string `json:"text"`
+	Errno    int    `json:"errno,omitempty"`    // of the system call that failed
 	ExitCode int    `json:"exitCode,omitempty"` // of the OCI runtime's create
 	Stderr   string `json:"stderr,omitempty"`   // what it wrote there
 	Command  bool   `json:"command,omitempty"`  // the OCI runtime ran and failed
@@ -67,8 +71,17 @@ var kinds = map[string]error{"exists": ErrExists, "notfound": ErrNotFound, "ende
 
 func (e *Error) Error() string { return e.Text }
 
-// Unwrap gives the sentinel of the error's kind.
-func (e *Error) Unwrap() error { return kinds[e.Kind] }
+// Unwrap gives the sentinel of the error's kind and its errno.
+func (e *Error) Unwrap() []error {
+	var causes []error
+	if cause, ok := kinds[e.Kind]; ok {
+		causes = append(causes, cause)
+	}
+	if e.Errno != 0 {
+		causes = append(causes, syscall.Errno(e.Errno))
+	}
+	return causes
+}
 
 // Create asks for a container. The command line is complete: the monitor adds
 // nothing to it, and knows where its results appear.

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -93,7 +94,7 @@ type runcState struct {
 func (r *Runtime) sweep(ctx context.Context, id, dir string) error {
 	state := filepath.Join(r.root, id)
 	if _, err := os.Lstat(state); errors.Is(err, os.ErrNotExist) {
-		return r.sweepCgroups(dir)
+		return sweepCgroups(ctx, dir)
 	}
 	var s runcState
 	if data, err := os.ReadFile(filepath.Join(state, "state.json")); err == nil {
@@ -110,9 +111,32 @@ func (r *Runtime) sweep(ctx context.Context, id, dir string) error {
 		return fmt.Errorf("remove state of %s: %w", id, err)
 	}
 	if err != nil {
-		return r.sweepCgroups(dir)
+		return sweepCgroups(ctx, dir)
 	}
 	return nil
+}
+
+// awaitCreate waits until no create of a container runs any more: one whose
+// monitor was killed is killed by the kernel, but not before the daemon knows.
+func awaitCreate(ctx context.Context, id string) {
+	for creating(id) && ctx.Err() == nil {
+		time.Sleep(2 * time.Millisecond)
+	}
+}
+
+func creating(id string) bool {
+	files, _ := filepath.Glob("/proc/[0-9]*/cmdline")
+	for _, f := range files {
+		data, err := os.ReadFile(f)
+		if err != nil {
+			continue
+		}
+		args := strings.Split(strings.TrimSuffix(string(data), "\x00"), "\x00")
+		if args[len(args)-1] == id && slices.Contains(args, "--pid-file") && slices.Contains(args, "create") {
+			return true
+		}
+	}
+	return false
 }
 
 // killState kills the init that state.json names, when it lives, and its cgroup.
@@ -133,8 +157,8 @@ func killState(ctx context.Context, s runcState) error {
 	return nil
 }
 
-// sweepCgroups removes the empty cgroups of a bundle's specification.
-func (r *Runtime) sweepCgroups(dir string) error {
+// sweepCgroups removes the cgroups of a bundle's specification.
+func sweepCgroups(ctx context.Context, dir string) error {
 	if dir == "" {
 		return nil
 	}
@@ -154,5 +178,5 @@ func (r *Runtime) sweepCgroups(dir string) error {
 	if path == "/" || strings.Contains(path, ":") {
 		return nil // systemd's notation: the unit goes by itself
 	}
-	return monitor.RemoveEmptyCgroups(path)
+	return monitor.RemoveCgroups(ctx, path)
 }

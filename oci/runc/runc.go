@@ -82,6 +82,9 @@ func (r *Runtime) Create(ctx context.Context, req oci.CreateRequest) (oci.Proces
 		err = r.createError(c, err)
 		clean, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanLimit)
 		defer cancel()
+		if errors.Is(err, monitor.ErrUnavailable) {
+			awaitCreate(clean, req.ID)
+		}
 		if cerr := r.sweep(clean, req.ID, req.Bundle); cerr != nil {
 			err = fmt.Errorf("%w (and %w)", err, cerr)
 		}

@@ -82,6 +82,9 @@ func TestCreateFailures(t *testing.T) {
 			if err == nil || !strings.Contains(err.Error(), c.want) {
 				t.Errorf("create: %v", err)
 			}
+			if name == "a missing folder" && !errors.Is(err, os.ErrNotExist) {
+				t.Errorf("the errno is lost: %v", err)
+			}
 			if err != nil && strings.Contains(err.Error(), "level=") {
 				t.Errorf("the message is a log line: %v", err)
 			}
@@ -311,6 +314,16 @@ func TestB87OnlyStandardStreamsReachAContainer(t *testing.T) {
 	r, err := b.exec(0, "ls /proc/self/fd")
 	if err != nil || string(r.Stdout) != "0\n1\n2\n3\n" {
 		t.Errorf("exec: %q, %v", r.Stdout, err)
+	}
+}
+
+// What the monitor ignores or blocks for itself must not be inherited.
+func TestSignalsAreNotInherited(t *testing.T) {
+	n := newNode(t)
+	b := n.box("grep -E '^Sig(Ign|Blk)' /proc/self/status").run()
+	b.exit()
+	if got := b.output("stdout"); got != "SigBlk:\t0000000000000000\nSigIgn:\t0000000000000000\n" {
+		t.Errorf("signals of a container: %q", got)
 	}
 }
 
