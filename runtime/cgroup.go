@@ -1,6 +1,7 @@
 package runtime
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -9,6 +10,9 @@ import (
 	"syscall"
 
 	"github.com/moby/sys/mountinfo"
+
+	"berth/oci"
+	"berth/oci/monitor"
 )
 
 // defaultCgroup holds the pods that name no cgroup_parent, each in a directory
@@ -36,31 +40,22 @@ func checkCgroupParent(parent string) error {
 	return nil
 }
 
-// cgroupHierarchies are the mount points of all cgroup hierarchies.
-func cgroupHierarchies() ([]string, error) {
+// removePodCgroup removes a pod's own cgroup, in which every container's has
+// been removed before, and the default parent with the last pod. Idempotent.
+func (s *Service) removePodCgroup(parent string) error {
+	if err := monitor.RemoveEmptyCgroups(parent); err != nil {
+		return fmt.Errorf("remove cgroup of the pod: %w", err)
+	}
+	if !s.creating.TryLock() {
+		return nil // a create may be about to use the parent; it goes with a later pod
+	}
+	defer s.creating.Unlock()
 	mounts, err := mountinfo.GetMounts(mountinfo.FSTypeFilter("cgroup", "cgroup2"))
 	if err != nil {
-		return nil, fmt.Errorf("find cgroup hierarchies: %w", err)
+		return fmt.Errorf("find cgroup hierarchies: %w", err)
 	}
-	var out []string
 	for _, m := range mounts {
-		out = append(out, m.Mountpoint)
-	}
-	return out, nil
-}
-
-// removeCgroup removes a pod's own cgroup, in which every container's has been
-// removed before, and the default parent with the last pod. Idempotent.
-func removeCgroup(parent string) error {
-	roots, err := cgroupHierarchies()
-	if err != nil {
-		return err
-	}
-	for _, root := range roots {
-		if err := removeEmpty(filepath.Join(root, parent)); err != nil {
-			return fmt.Errorf("remove cgroup of the pod: %w", err)
-		}
-		err := os.Remove(filepath.Join(root, defaultCgroup))
+		err := os.Remove(filepath.Join(m.Mountpoint, defaultCgroup))
 		if err != nil && !errors.Is(err, os.ErrNotExist) && !errors.Is(err, syscall.EBUSY) && !errors.Is(err, syscall.ENOTEMPTY) {
 			return fmt.Errorf("remove cgroup %s: %w", defaultCgroup, err)
 		}
@@ -68,25 +63,10 @@ func removeCgroup(parent string) error {
 	return nil
 }
 
-// removeEmpty removes a cgroup directory and those below it.
-func removeEmpty(dir string) error {
-	err := syscall.Rmdir(dir)
-	if err == nil || errors.Is(err, os.ErrNotExist) {
-		return nil
-	}
-	entries, rerr := os.ReadDir(dir)
-	if rerr != nil {
-		return err
-	}
-	for _, e := range entries {
-		if e.IsDir() {
-			if err := removeEmpty(filepath.Join(dir, e.Name())); err != nil {
-				return err
-			}
-		}
-	}
-	if err := syscall.Rmdir(dir); err != nil && !errors.Is(err, os.ErrNotExist) {
-		return fmt.Errorf("remove cgroup %s: %w", dir, err)
-	}
-	return nil
+// createInRuntime has the OCI runtime make a container, and with it the
+// cgroups on the way to its own, which nobody may remove meanwhile.
+func (s *Service) createInRuntime(ctx context.Context, rt oci.Runtime, r oci.CreateRequest) (oci.Process, error) {
+	s.creating.RLock()
+	defer s.creating.RUnlock()
+	return rt.Create(ctx, r)
 }

@@ -133,7 +133,7 @@ func (s *Service) make(ctx context.Context, op *operation.Operation, c *sandbox.
 	}
 	op.Step("create in the OCI runtime")
 	config := c.Config.Message
-	p, err := rt.Create(ctx, oci.CreateRequest{ID: c.ID, Bundle: s.bundleDir(c.ID), IO: oci.IO{
+	p, err := s.createInRuntime(ctx, rt, oci.CreateRequest{ID: c.ID, Bundle: s.bundleDir(c.ID), IO: oci.IO{
 		LogPath: c.LogPath, Terminal: config.GetTty(), Stdin: config.GetStdin(), StdinOnce: config.GetStdinOnce(),
 		MaxLine: s.Config.Runtime.MaxLogLine, UID: sp.Process.User.UID, GID: sp.Process.User.GID,
 	}})

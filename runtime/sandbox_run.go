@@ -263,7 +263,7 @@ func (s *Service) startPause(ctx context.Context, sb *sandbox.Sandbox) error {
 	if err := oci.WriteBundle(bundle, sp); err != nil {
 		return err
 	}
-	p, err := rt.Create(ctx, oci.CreateRequest{ID: sb.ID, Bundle: bundle})
+	p, err := s.createInRuntime(ctx, rt, oci.CreateRequest{ID: sb.ID, Bundle: bundle})
 	if err != nil {
 		return fmt.Errorf("create pause: %w", err)
 	}

@@ -55,6 +55,7 @@ type Service struct {
 	handlers   []*cri.RuntimeHandler
 	features   *cri.RuntimeFeatures
 
+	creating   sync.RWMutex // read-held while the OCI runtime makes cgroups
 	background sync.WaitGroup
 	warned     sync.Map // texts of warnings that were logged
 }
