@@ -1,0 +1,72 @@
+package runc
+
+import (
+	"errors"
+	"strings"
+	"testing"
+	"unicode/utf8"
+
+	"berth/oci"
+)
+
+func TestMessagesAreTakenOutOfLogs(t *testing.T) {
+	for name, c := range map[string]struct{ in, want string }{
+		"nothing":        {"", ""},
+		"runc's text":    {`time="2026-01-01T00:00:00Z" level=error msg="exec failed: \"x\": not found"` + "\n", `exec failed: "x": not found`},
+		"plain":          {"some words\n", "some words"},
+		"both":           {"time=\"t\" level=warning msg=\"never mind\"\ntime=\"t\" level=error msg=short\nplain\n", "short; plain"},
+		"a broken quote": {`time="t" level=error msg="half`, `"half`},
+	} {
+		if got := plainLog(c.in); got != c.want {
+			t.Errorf("%s: %q, want %q", name, got, c.want)
+		}
+	}
+	log := `{"level":"warning","msg":"never mind"}
+not JSON
+{"level":"error","msg":"unable to start: \"x\""}
+{"level":"error","msg":""}
+{"level":"fatal","msg":"and that"}
+`
+	if got, want := errorsOf(strings.NewReader(log)), `unable to start: "x"; and that`; got != want {
+		t.Errorf("%q, want %q", got, want)
+	}
+	if got := readLog("/no/such/file"); got != "" {
+		t.Errorf("no file: %q", got)
+	}
+}
+
+func TestComplaintsAreBounded(t *testing.T) {
+	for _, s := range []string{"short", strings.Repeat("x", stderrLimit), strings.Repeat("é", stderrLimit) + "the cause"} {
+		got := bounded(s)
+		if len(got) > stderrLimit || !utf8.ValidString(got) || !strings.HasSuffix(s, strings.TrimPrefix(got, "…")) {
+			t.Errorf("%d bytes became %d: %.20q", len(s), len(got), got)
+		}
+	}
+}
+
+func TestSentinels(t *testing.T) {
+	for text, want := range map[string]error{
+		"container does not exist":                  oci.ErrNotFound,
+		"exec failed: container is not running":     oci.ErrNotRunning,
+		"cannot exec in a stopped container":        oci.ErrNotRunning,
+		"the mount source does not exist, it seems": nil,
+	} {
+		if got := sentinelOf(text); !errors.Is(got, want) {
+			t.Errorf("%q: %v, want %v", text, got, want)
+		}
+	}
+}
+
+// An id is a path element and an argument.
+func TestIDsAreChecked(t *testing.T) {
+	for _, id := range []string{"", ".", "..", "a/b", "../x", "-f", "--root", "a\x00b"} {
+		if checkID(id) == nil {
+			t.Errorf("%q is taken", id)
+		}
+	}
+	for _, id := range []string{"a", "0f3c", "a.b-c_d"} {
+		if err := checkID(id); err != nil {
+			t.Errorf("%q: %v", id, err)
+		}
+	}
+}
