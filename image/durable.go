@@ -73,6 +73,12 @@ func (d *durability) sync() error {
 		return err
 	}
 	_ = disk.removeAll(next) // renaming one name of a file to another leaves both
+	if len(pending) > 0 {
+		// The marks themselves: without them what is on disk would be dropped.
+		if err := layer.SyncFS(root); err != nil {
+			return err
+		}
+	}
 	d.store.change.Lock()
 	defer d.store.change.Unlock()
 	d.store.publish()

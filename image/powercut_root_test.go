@@ -35,34 +35,9 @@ func loopMount(t *testing.T, file string) string {
 // it is right, and a pull works.
 func TestB39PowerCut(t *testing.T) {
 	leakcheck.Start(t)
-	backing := filepath.Join(t.TempDir(), "disk")
-	f, err := os.Create(backing)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := f.Truncate(96 << 20); err != nil {
-		t.Fatal(err)
-	}
-	f.Close()
-	if out, err := exec.Command("mkfs.ext4", "-q", "-F", backing).CombinedOutput(); err != nil {
-		t.Skipf("no ext4: %s", out)
-	}
+	backing := newDisk(t)
 	reg := newRegistry(t)
-	var refs []string
-	for i := range 4 {
-		var layers []layerBlob
-		for l := range 2 {
-			var files []file
-			for n := range 150 {
-				name := fmt.Sprintf("i%d/l%d/f%d", i, l, n)
-				files = append(files, file{name: name, body: strings.Repeat(name, 50)})
-			}
-			layers = append(layers, gzipLayer(tarOf(t, files...)))
-		}
-		repo := fmt.Sprintf("app%d", i)
-		reg.push(repo, "1", layers...)
-		refs = append(refs, reg.ref(repo+":1"))
-	}
+	refs := pushWhole(t, reg)
 	dir := loopMount(t, backing)
 	s, err := openOn(t.Context(), options(t, filepath.Join(dir, "images"), nil, reg), &disk{boot: "before"})
 	if err != nil {
@@ -99,6 +74,43 @@ func TestB39PowerCut(t *testing.T) {
 			}
 		})
 	}
+}
+
+// newDisk is a file with an empty ext4 in it.
+func newDisk(t *testing.T) string {
+	t.Helper()
+	backing := filepath.Join(t.TempDir(), "disk")
+	if err := os.WriteFile(backing, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Truncate(backing, 96<<20); err != nil {
+		t.Fatal(err)
+	}
+	if out, err := exec.Command("mkfs.ext4", "-q", "-F", backing).CombinedOutput(); err != nil {
+		t.Skipf("no ext4: %s", out)
+	}
+	return backing
+}
+
+// pushWhole pushes images whose files hold their own names, so that any of
+// them can be checked.
+func pushWhole(t *testing.T, reg *registry) (refs []string) {
+	t.Helper()
+	for i := range 4 {
+		var layers []layerBlob
+		for l := range 2 {
+			var files []file
+			for n := range 150 {
+				name := fmt.Sprintf("i%d/l%d/f%d", i, l, n)
+				files = append(files, file{name: name, body: strings.Repeat(name, 50)})
+			}
+			layers = append(layers, gzipLayer(tarOf(t, files...)))
+		}
+		repo := fmt.Sprintf("app%d", i)
+		reg.push(repo, "1", layers...)
+		refs = append(refs, reg.ref(repo+":1"))
+	}
+	return refs
 }
 
 func afterCut(t *testing.T, reg *registry, file string, refs []string) int {
