@@ -54,7 +54,6 @@ func ls(t *testing.T, dir string) []string {
 	return names
 }
 
-// manyLayers pushes an image of n layers with a file each.
 func TestB15OneIdentity(t *testing.T) {
 	leakcheck.Start(t)
 	reg := newRegistry(t)
@@ -301,9 +300,6 @@ func TestB41Pinned(t *testing.T) {
 		t.Error(err)
 	}
 }
-
-// replaceBlob makes the registry serve other bytes under the layer's digest.
-// sparseBomb is a header that promises 4 TiB.
 
 // TestALayerBelowALink: bin is a link to usr/bin below, and the layer has
 // bin/tool without an entry for bin.

@@ -187,6 +187,7 @@ func TestWrongContent(t *testing.T) {
 	}
 }
 
+// replaceBlob makes the registry serve other bytes under the layer's digest.
 func replaceBlob(reg *registry, l layerBlob, data []byte) layerBlob {
 	d := digest.FromBytes(l.data)
 	size := len(l.data)
@@ -203,6 +204,7 @@ func replaceBlob(reg *registry, l layerBlob, data []byte) layerBlob {
 	return l
 }
 
+// sparseBomb is a header that promises 4 TiB.
 func sparseBomb() []byte {
 	h := make([]byte, 512)
 	copy(h, "bomb")

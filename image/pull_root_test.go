@@ -21,6 +21,7 @@ import (
 	"berth/sandbox/leakcheck"
 )
 
+// manyLayers pushes an image of n layers with a file each.
 func manyLayers(t *testing.T, reg *registry, repo string, n int) string {
 	t.Helper()
 	var layers []layerBlob
@@ -273,5 +274,67 @@ func TestCredentials(t *testing.T) {
 	_, err := s.Pull(t.Context(), PullRequest{Reference: ref, Credentials: &Credentials{Auth: "%"}})
 	if err == nil || strings.Contains(err.Error(), "%%") {
 		t.Errorf("auth that is not base64: %v", err)
+	}
+}
+
+func TestB01TheNextMirrorIsAsked(t *testing.T) {
+	leakcheck.Start(t)
+	bad, good := newRegistry(t), newRegistry(t)
+	_, id := good.push("x/y", "1", gzipLayer(tarOf(t, file{name: "f"})))
+	closed := newRegistry(t)
+	closed.host = "127.0.0.1:1"
+	for name, first := range map[string]struct {
+		reg  *registry
+		code int
+	}{"503": {bad, 503}, "404": {bad, 404}, "closed port": {closed, 0}} {
+		first.reg.setHook(func(w http.ResponseWriter, r *http.Request) bool {
+			w.WriteHeader(first.code)
+			return true
+		})
+		conf := filepath.Join(t.TempDir(), "registries.conf")
+		text := fmt.Sprintf("[[registry]]\nprefix = \"docker.io\"\nlocation = \"docker.io\"\n"+
+			"[[registry.mirror]]\nlocation = %q\ninsecure = true\n[[registry.mirror]]\nlocation = %q\ninsecure = true\n",
+			first.reg.host, good.host)
+		if err := os.WriteFile(conf, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		s := open(t, t.TempDir(), func(o *Options) { o.RegistriesConf = conf })
+		if got := mustPull(t, s, "x/y:1"); got != id {
+			t.Errorf("%s: got %s", name, got)
+		}
+		if r, err := s.Resolve("docker.io/x/y:1"); err != nil || r.ID != id {
+			t.Errorf("%s: the image does not have the name that was asked for: %v", name, err)
+		}
+	}
+}
+
+func TestACutLayerIsResumed(t *testing.T) {
+	leakcheck.Start(t)
+	reg := newRegistry(t)
+	random := rand.New(rand.NewPCG(3, 3))
+	body := make([]byte, 6<<20)
+	for i := range body {
+		body[i] = byte(random.Uint32())
+	}
+	l := plainLayer(tarOf(t, file{name: "f", body: string(body)}))
+	reg.push("app", "1", l)
+	var ranges atomic.Int64
+	reg.setHook(func(w http.ResponseWriter, r *http.Request) bool {
+		if !strings.HasSuffix(r.URL.Path, digest.FromBytes(l.data).String()) {
+			return false
+		}
+		if r.Header.Get("Range") != "" {
+			ranges.Add(1)
+			return false
+		}
+		w.Header().Set("Content-Length", fmt.Sprint(len(l.data)))
+		w.Write(l.data[:3<<20])
+		w.(http.Flusher).Flush()
+		panic(http.ErrAbortHandler)
+	})
+	s := open(t, t.TempDir(), nil, reg)
+	mustPull(t, s, reg.ref("app:1"))
+	if ranges.Load() != 1 {
+		t.Errorf("resumed %d times", ranges.Load())
 	}
 }
