@@ -42,8 +42,8 @@ func checkCgroupParent(parent string) error {
 
 // removePodCgroup removes a pod's own cgroup, in which every container's has
 // been removed before, and the default parent with the last pod. Idempotent.
-func (s *Service) removePodCgroup(parent string) error {
-	if err := monitor.RemoveEmptyCgroups(parent); err != nil {
+func (s *Service) removePodCgroup(ctx context.Context, parent string) error {
+	if err := monitor.RemoveCgroups(ctx, parent); err != nil {
 		return fmt.Errorf("remove cgroup of the pod: %w", err)
 	}
 	if !s.creating.TryLock() {

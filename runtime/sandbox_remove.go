@@ -65,7 +65,7 @@ func (s *Service) removeSandboxSteps(ctx context.Context, op *operation.Operatio
 	}
 	op.Step("remove cgroup")
 	if sb.CgroupMade {
-		if err := s.removePodCgroup(sb.CgroupParent); err != nil {
+		if err := s.removePodCgroup(ctx, sb.CgroupParent); err != nil {
 			return err
 		}
 	}
