@@ -40,7 +40,7 @@ func main() {
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	if err := run(ctx, os.Stdout); err != nil {
-		fmt.Fprintln(os.Stderr, "\ndemo: something was wrong:", err)
+		fmt.Fprintln(os.Stderr, "\ndemo: not as it should be:", err)
 		os.Exit(1)
 	}
 }
@@ -56,7 +56,7 @@ func run(ctx context.Context, out io.Writer) (err error) {
 	d := &demo{out: out, registry: reg}
 	defer func() {
 		if d.node != nil {
-			err = errors.Join(err, d.finish(context.WithoutCancel(ctx), err == nil))
+			err = errors.Join(err, d.finish(ctx, err == nil))
 		}
 		if err == nil {
 			fmt.Fprintf(out, "\nAll of it was as it should be, in %.1f s.\n", time.Since(begin).Seconds())
@@ -73,6 +73,12 @@ func run(ctx context.Context, out io.Writer) (err error) {
 // finish closes the node, which removes what an interrupted demo left and looks
 // for leaks.
 func (d *demo) finish(ctx context.Context, wasRight bool) error {
+	interrupted := ctx.Err() != nil
+	ctx = context.WithoutCancel(ctx)
+	if interrupted {
+		d.say("Interrupted: cleaning up.")
+		return d.node.Close(ctx)
+	}
 	if !wasRight {
 		fmt.Fprintf(d.out, "\nThe daemon's log ends with:\n%s\n\nCleaning up.\n", d.node.LogTail(15))
 		return d.node.Close(ctx)
