@@ -51,6 +51,7 @@ var buildMonitor = sync.OnceValues(func() (string, error) {
 	if err != nil {
 		return "", err
 	}
+	builtIn = dir
 	path := filepath.Join(dir, "berth-monitor")
 	cmd := exec.Command("go", "build", "-o", path, "berth/cmd/berth-monitor")
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
@@ -60,10 +61,13 @@ var buildMonitor = sync.OnceValues(func() (string, error) {
 	return path, nil
 })
 
+// builtIn is the directory to remove at the end, when buildMonitor made one.
+var builtIn string
+
 func TestMain(m *testing.M) {
 	code := m.Run()
-	if path, err := buildMonitor(); err == nil && os.Getenv("BERTH_BIN") == "" {
-		_ = os.RemoveAll(filepath.Dir(path))
+	if builtIn != "" {
+		_ = os.RemoveAll(builtIn)
 	}
 	os.Exit(code)
 }

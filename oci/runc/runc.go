@@ -183,7 +183,7 @@ func (r *Runtime) Restore(ctx context.Context, handles []oci.Handle) (map[string
 		if err != nil {
 			return nil, fmt.Errorf("restore %s: %w", h.ID, asOCI(err))
 		}
-		st := oci.State{Running: ct.Exit == nil}
+		st := oci.State{Running: ct.Exit == nil, Started: r.started(h.ID)}
 		if ct.Exit != nil {
 			x := Exit(*ct.Exit)
 			st.Exit = &x
@@ -191,6 +191,17 @@ func (r *Runtime) Restore(ctx context.Context, handles []oci.Handle) (map[string
 		states[h.ID] = st
 	}
 	return states, nil
+}
+
+// started tells whether a created container's init was let run: it waits at a
+// FIFO in the binary's state, which `start` removes.
+func (r *Runtime) started(id string) bool {
+	dir := filepath.Join(r.root, id)
+	if _, err := os.Lstat(dir); err != nil {
+		return false
+	}
+	_, err := os.Lstat(filepath.Join(dir, "exec.fifo"))
+	return errors.Is(err, os.ErrNotExist)
 }
 
 // asOCI gives errors of the monitor package oci's sentinels.
