@@ -141,29 +141,41 @@ func TestB07CancelAndRetry(t *testing.T) {
 func TestB03AStalledRegistryIsGivenUp(t *testing.T) {
 	leakcheck.Start(t)
 	reg := newRegistry(t)
-	ref := manyLayers(t, reg, "app", 2)
+	l := plainLayer(tarOf(t, file{name: "f", body: strings.Repeat("x", 1<<20)}))
+	reg.push("app", "1", l, gzipLayer(tarOf(t, file{name: "g"})))
 	ended := make(chan struct{}, 10)
-	reg.setHook(func(w http.ResponseWriter, r *http.Request) bool {
-		if !strings.Contains(r.URL.Path, "/blobs/") || reg.got("/blobs/") < 2 {
-			return false
-		}
-		w.Header().Set("Content-Length", "100000")
-		w.Write([]byte{0x1f, 0x8b})
-		w.(http.Flusher).Flush()
-		<-r.Context().Done()
-		ended <- struct{}{}
-		return true
-	})
-	s := open(t, t.TempDir(), func(o *Options) { o.IdleTimeout = 300 * time.Millisecond }, reg)
-	start := time.Now()
-	_, err := s.Pull(t.Context(), PullRequest{Reference: ref})
-	if !errors.Is(err, ErrRegistryUnavailable) && !errors.Is(err, ErrInvalidImage) || time.Since(start) > 5*time.Second {
-		t.Errorf("%v after %v", err, time.Since(start))
+	stall := func(part string, send int) {
+		reg.setHook(func(w http.ResponseWriter, r *http.Request) bool {
+			if !strings.Contains(r.URL.Path, part) {
+				return false
+			}
+			if send > 0 {
+				w.Header().Set("Content-Length", fmt.Sprint(len(l.data)))
+				w.Write(l.data[:send])
+				w.(http.Flusher).Flush()
+			}
+			<-r.Context().Done()
+			ended <- struct{}{}
+			return true
+		})
 	}
-	select {
-	case <-ended:
-	case <-time.After(2 * time.Second):
-		t.Error("the connection is still open")
+	s := open(t, t.TempDir(), func(o *Options) { o.IdleTimeout = 300 * time.Millisecond }, reg)
+	blob := digest.FromBytes(l.data).String()
+	for name, where := range map[string]struct {
+		part string
+		send int
+	}{"in a layer": {blob, 1000}, "before a layer": {blob, 0}, "manifest": {"/manifests/", 0}, "ping": {"/v2/", 0}} {
+		stall(where.part, where.send)
+		start := time.Now()
+		_, err := s.Pull(t.Context(), PullRequest{Reference: reg.ref("app:1")})
+		if !errors.Is(err, ErrRegistryUnavailable) || !strings.Contains(err.Error(), "no data for 300ms") || time.Since(start) > 5*time.Second {
+			t.Errorf("%s: %v after %v", name, err, time.Since(start))
+		}
+		select {
+		case <-ended:
+		case <-time.After(2 * time.Second):
+			t.Errorf("%s: the connection is still open", name)
+		}
 	}
 	empty(t, s)
 }
