@@ -110,33 +110,31 @@ func (c *container) takeOverLog(tapeFD, logFD int) error {
 	l := &logFile{path: path, tape: t, fd: logFD}
 	c.log = l
 	if path == "" {
+		l.recover()
 		return nil
 	}
-	if logFD < 0 || !lost && t.get(wordPending) != 0 && inode(logFD) != t.get(wordInode) {
+	if logFD < 0 || !lost && inode(logFD) != t.get(wordInode) {
 		fd, err := openLog(path)
 		if err != nil {
 			// The daemon's folder went away: go on without a log, say so.
 			log.Printf("adopt %s: %v", c.info.ID, err)
+			l.fd = logFD
+			l.recover()
 			return nil
 		}
 		if logFD >= 0 {
 			_ = unix.Close(logFD)
 		}
 		l.fd = fd
+		if lost {
+			t.set(wordInode, inode(fd))
+		}
 	}
 	if lost {
 		trim(l.fd, path)
 	}
 	l.recover()
 	return nil
-}
-
-func inode(fd int) int64 {
-	var st unix.Stat_t
-	if unix.Fstat(fd, &st) != nil {
-		return -1
-	}
-	return int64(st.Ino)
 }
 
 // findPipe opens the read side of a pipe that the container's processes hold;

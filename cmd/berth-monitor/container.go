@@ -7,6 +7,8 @@ import (
 	"os"
 	"runtime/debug"
 	"sync"
+	"sync/atomic"
+	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -32,10 +34,11 @@ type container struct {
 	streams [2]*os.File // read ends; [0] is the master with a pty; nil: none
 	pumps   sync.WaitGroup
 
-	once sync.Once
-	mu   sync.Mutex
-	exit *monitor.Exit // guarded by mu
-	gone bool          // guarded by mu; descriptors are closed
+	once     sync.Once
+	drainEnd atomic.Pointer[time.Time] // when pumps must give up, set at the init's end
+	mu       sync.Mutex
+	exit     *monitor.Exit // guarded by mu
+	gone     bool          // guarded by mu; descriptors are closed
 }
 
 // guard keeps a panic in what belongs to one container there.
@@ -65,21 +68,27 @@ func (c *container) start() {
 	}
 }
 
+// idleAfter is how long a stream is silent before its memory is given back.
+const idleAfter = 100 * time.Millisecond
+
 // pump moves one stream to the log until its end, or until drain's deadline.
-// While it waits it holds no buffer and no page of the tape.
 func (c *container) pump(stream int, f *os.File) {
 	raw, err := f.SyscallConn()
 	if err != nil {
 		log.Printf("output of %s: %v", c.info.ID, err)
 		return
 	}
+	p := &pumping{c: c, stream: stream, f: f, raw: raw}
 	for {
-		n, err := c.fill(stream, raw)
+		n, err := p.fill()
 		if n > 0 {
 			c.log.flush(stream, false)
 			continue
 		}
 		if errors.Is(err, os.ErrDeadlineExceeded) {
+			if !p.expired() {
+				continue
+			}
 			c.rest(stream, raw)
 		} else if err != nil && !errors.Is(err, unix.EIO) { // a pty's end
 			log.Printf("read output of %s: %v", c.info.ID, err)
@@ -89,24 +98,59 @@ func (c *container) pump(stream int, f *os.File) {
 	}
 }
 
-type rawConn interface {
-	Read(func(fd uintptr) bool) error
-	Control(func(fd uintptr)) error
+// pumping is one stream being read. Its read deadline has two uses: to notice
+// that the stream has become idle, and to end a drain.
+type pumping struct {
+	c      *container
+	stream int
+	f      *os.File
+	raw    syscall.RawConn
+	armed  bool // the deadline runs
+	busy   bool // bytes came since it was set
+	clean  bool // the tape's memory was given back
 }
 
-// fill waits until a stream has bytes and takes up to a turn of them.
-func (c *container) fill(stream int, raw rawConn) (n int64, err error) {
-	werr := raw.Read(func(fd uintptr) bool {
-		if n, err = c.take(stream, int(fd)); err == unix.EAGAIN {
-			c.log.tape.release(stream)
-			return false
+// fill waits until the stream has bytes and takes up to a turn of them.
+func (p *pumping) fill() (n int64, err error) {
+	werr := p.raw.Read(func(fd uintptr) bool {
+		if n, err = p.c.take(p.stream, int(fd)); err != unix.EAGAIN {
+			p.busy, p.clean = true, false
+			return true
 		}
-		return true
+		if !p.armed && !p.clean {
+			p.arm(time.Now().Add(idleAfter))
+		}
+		return false
 	})
 	if werr != nil {
 		return 0, werr
 	}
 	return n, err
+}
+
+// arm sets the deadline, a zero one ends it; that of a drain stands above it.
+func (p *pumping) arm(at time.Time) {
+	p.armed, p.busy = !at.IsZero(), false
+	_ = p.f.SetReadDeadline(at)
+	// A drain that begins now sets its own after this, one that has begun is seen.
+	if end := p.c.drainEnd.Load(); end != nil {
+		_ = p.f.SetReadDeadline(*end)
+	}
+}
+
+// expired handles a deadline that has passed: true when it was a drain's.
+func (p *pumping) expired() bool {
+	if end := p.c.drainEnd.Load(); end != nil && !time.Now().Before(*end) {
+		return true
+	}
+	if p.busy {
+		p.arm(time.Now().Add(idleAfter))
+		return false
+	}
+	p.c.log.tape.release(p.stream)
+	p.clean = true
+	p.arm(time.Time{})
+	return false
 }
 
 func (c *container) take(stream, fd int) (int64, error) {
@@ -118,7 +162,7 @@ func (c *container) take(stream, fd int) (int64, error) {
 
 // rest takes what a pipe holds without waiting, at most its capacity, for its
 // writers may go on.
-func (c *container) rest(stream int, raw rawConn) {
+func (c *container) rest(stream int, raw syscall.RawConn) {
 	_ = raw.Control(func(fd uintptr) {
 		for total := int64(0); total <= turn; {
 			n, err := c.take(stream, int(fd))
@@ -177,9 +221,11 @@ func (c *container) finish(status unix.WaitStatus, at time.Time, unknown string)
 // drain waits for the end of the output, not longer than drainLimit for what
 // is still written. It says whether the log has everything.
 func (c *container) drain() bool {
+	end := time.Now().Add(drainLimit)
+	c.drainEnd.Store(&end)
 	for _, f := range c.streams {
 		if f != nil {
-			_ = f.SetReadDeadline(time.Now().Add(drainLimit))
+			_ = f.SetReadDeadline(end)
 		}
 	}
 	done := make(chan struct{})

@@ -88,9 +88,10 @@ func (k *creation) openOutput() error {
 	}
 	k.c.log = &logFile{path: k.r.IO.LogPath, tape: t, fd: -1}
 	if k.r.IO.LogPath != "" {
-		if k.c.log.fd, err = openLog(k.r.IO.LogPath); err != nil { // not shared yet
+		if k.c.log.fd, err = openLog(k.r.IO.LogPath); err != nil {
 			return err
 		}
+		t.set(wordInode, inode(k.c.log.fd))
 	}
 	if k.r.IO.Terminal {
 		_ = os.Remove(k.r.ConsoleSocket)

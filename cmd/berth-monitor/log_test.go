@@ -259,6 +259,47 @@ func TestRecoverCompletesAWrite(t *testing.T) {
 	}
 }
 
+// A monitor may die with a whole turn read and not logged, anywhere in the
+// window; its successor must make room before it reads on.
+func TestRecoverOfAFullTape(t *testing.T) {
+	text := strings.Repeat("a line of 20 bytes.\n", 3*turn/20)
+	for _, logged := range []int{0, turn / 2, turn - 20} {
+		b := newBench(t, 16384)
+		l, tp := b.c.log, b.c.log.tape
+		wrote := make(chan struct{})
+		go func() {
+			defer close(wrote)
+			_, _ = b.write[0].WriteString(text)
+		}()
+		fill := func(upTo int64) {
+			for tp.get(wordHead)-tp.base(0) < upTo {
+				if _, err := tp.fill(0, rawFD(b.c.streams[0])); err != nil && err != unix.EAGAIN {
+					t.Fatal(err)
+				}
+			}
+		}
+		fill(int64(logged))
+		logged -= logged % 20
+		out, _ := render(nil, tp.data(0)[:logged], batch{stamp: time.Unix(5, 5)}, 16384)
+		for i := logged; len(out) > 0 && bytes.Count(out, []byte("\n"))*20 < i; {
+			more, _ := render(nil, tp.data(0)[bytes.Count(out, []byte("\n"))*20:logged], batch{stamp: time.Unix(5, 5)}, 16384)
+			out = append(out, more...)
+		}
+		_, _ = unix.Write(l.fd, out)
+		tp.set(wordDone, tp.base(0)+int64(logged))
+		fill(tp.window - 4096) // as far as a monitor could ever get
+		l.recover()
+		b.c.start()
+		<-wrote
+		if got := rebuild(t, b.read(t), 16384)[0]; string(got) != text {
+			t.Fatalf("%d bytes logged before: rebuilt %d bytes, want %d", logged, len(got), len(text))
+		}
+		if head := tp.get(wordHead); head > tp.base(1) {
+			t.Errorf("the head is at %d, beyond the window's end %d", head, tp.base(1))
+		}
+	}
+}
+
 // Between the two stores that rewind makes, the tape still says what is left.
 func TestOpenTapeAmidARewind(t *testing.T) {
 	b := newBench(t, 64)

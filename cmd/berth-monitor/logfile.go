@@ -85,7 +85,6 @@ func (l *logFile) commit(b batch, out []byte, used int) {
 	t.set(wordTo, to)
 	t.set(wordStamp, b.stamp.UnixNano())
 	t.set(wordSize, st.Size)
-	t.set(wordInode, int64(st.Ino))
 	pending := int64(1 + b.stream)
 	if b.final {
 		pending |= pendingFinal
@@ -129,9 +128,18 @@ func (l *logFile) drop(out []byte, done int, size, raw int64, cause error) {
 	}
 }
 
-// recover finishes the batch that a killed monitor had begun: the same pieces,
-// from where the file ends.
+// recover brings the log up to the tape of a killed monitor: first the batch
+// that it had begun, then what it had read besides.
 func (l *logFile) recover() {
+	l.finishBatch()
+	for stream := range 2 {
+		l.flush(stream, false)
+	}
+}
+
+// finishBatch renders the same pieces again and writes them from where the file
+// ends.
+func (l *logFile) finishBatch() {
 	t := l.tape
 	pending := t.get(wordPending)
 	if pending == 0 {
@@ -208,7 +216,17 @@ func (l *logFile) reopen() error {
 		_ = unix.Close(l.fd)
 	}
 	l.fd = fd
+	l.tape.set(wordInode, inode(fd))
 	return nil
+}
+
+// inode is -1 for what is no descriptor.
+func inode(fd int) int64 {
+	var st unix.Stat_t
+	if unix.Fstat(fd, &st) != nil {
+		return -1
+	}
+	return int64(st.Ino)
 }
 
 func (l *logFile) close() {

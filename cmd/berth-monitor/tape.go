@@ -33,7 +33,7 @@ const (
 	wordTo      // the batch ends there
 	wordStamp   // its time, ns since 1970
 	wordSize    // of the log file before it
-	wordInode   // of that file
+	wordInode   // of the log file, since it was opened
 	wordDropped // bytes of output that the log could not take
 	wordHead    // + stream: where the next byte goes
 	wordDone    = wordHead + 2
@@ -141,7 +141,7 @@ func (t *tape) data(stream int) []byte {
 func (t *tape) fill(stream int, pipe int) (int64, error) {
 	t.rewind(stream)
 	for {
-		n, err := unix.Splice(pipe, nil, t.fd, t.word(wordHead+stream), turn, unix.SPLICE_F_MOVE|unix.SPLICE_F_NONBLOCK)
+		n, err := unix.Splice(pipe, nil, t.fd, t.word(wordHead+stream), t.room(stream), unix.SPLICE_F_MOVE|unix.SPLICE_F_NONBLOCK)
 		if err != unix.EINTR {
 			return n, err
 		}
@@ -154,7 +154,7 @@ func (t *tape) read(stream int, fd int) (int64, error) {
 	t.rewind(stream)
 	head := t.get(wordHead + stream)
 	for {
-		n, err := unix.Read(fd, t.mem[head:head+turn])
+		n, err := unix.Read(fd, t.mem[head:head+int64(t.room(stream))])
 		if err == unix.EINTR {
 			continue
 		}
@@ -165,16 +165,21 @@ func (t *tape) read(stream int, fd int) (int64, error) {
 	}
 }
 
-// rewind makes room for a turn: it moves what is left (less than a line) to the
-// beginning of the window. The source is intact until both stores are made,
-// since it begins beyond the copy.
+// room is what one read may bring: a turn, and never more than the window has.
+func (t *tape) room(stream int) int {
+	return int(min(turn, t.base(stream)+t.window-t.get(wordHead+stream)))
+}
+
+// rewind makes room for a turn: it moves what is left to the beginning of the
+// window. After a flush that is less than a line, so there is room. The source
+// is intact until both stores are made, since it begins beyond the copy.
 func (t *tape) rewind(stream int) {
 	base, done, head := t.base(stream), t.get(wordDone+stream), t.get(wordHead+stream)
 	if head+turn <= base+t.window && (done < head || head == base) {
 		return
 	}
 	if done-base < head-done {
-		return // cannot be: a window holds two lines and two turns
+		return // they would overlap; room is smaller then, and a flush comes first
 	}
 	n := copy(t.mem[base:], t.mem[done:head])
 	t.set(wordHead+stream, base+int64(n))
