@@ -21,8 +21,8 @@ func Open(root string) (*Store, []Problem, error) {
 
 func open(root string, d disk) (*Store, []Problem, error) {
 	trash := filepath.Join(root, "trash")
-	if err := os.RemoveAll(trash); err != nil {
-		return nil, nil, fmt.Errorf("empty trash: %w", err)
+	if err := emptyTrash(trash); err != nil {
+		return nil, nil, err
 	}
 	for _, dir := range []string{trash, filepath.Join(root, "sandboxes"), filepath.Join(root, "containers")} {
 		if err := os.MkdirAll(dir, 0o711); err != nil {

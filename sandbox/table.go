@@ -161,7 +161,7 @@ func (t *Table[T, R]) Remove(id string) error {
 	}
 	t.mu.Unlock()
 	t.writes.Delete(id)
-	if err := os.RemoveAll(gone); err != nil {
+	if err := removeTree(gone); err != nil {
 		return fmt.Errorf("delete files of %s: %w", id, err)
 	}
 	return nil
