@@ -1,6 +1,7 @@
 package network
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -76,6 +77,9 @@ func (m *Manager) check() {
 	}
 	fresh := load(m.o.ConfDir)
 	fresh.signature = now
+	if old.list != nil && bytes.Equal(fresh.bytes, old.bytes) {
+		fresh.list = old.list // the same network
+	}
 	if fresh.list != nil {
 		fresh.missing = m.findPlugins(fresh.list)
 	}
@@ -89,6 +93,9 @@ func (m *Manager) check() {
 	if !fresh.hasStatus() {
 		m.status = status{err: errStatusPending, running: m.status.running}
 		return
+	}
+	if old.missing == nil && fresh.list == old.list {
+		return // what the plugins said stands
 	}
 	m.status.stale = true
 	m.refreshStatusLocked()
@@ -105,8 +112,13 @@ func (m *Manager) findPlugins(list *libcni.NetworkConfigList) error {
 	return nil
 }
 
+// grain is more than the step in which kernels before 6.13 give times to files:
+// what is written twice within it may look the same.
+const grain = 20 * time.Millisecond
+
 // signature describes the directory by the identity, size and times of its
-// files, so that it differs whenever reading it could give something else.
+// files, so that it differs whenever reading it could give something else: what
+// was written just now counts as different at every look.
 func signature(dir string) string {
 	var b strings.Builder
 	info, err := os.Stat(dir)
@@ -149,6 +161,9 @@ func describePlugins(b *strings.Builder, dir string) {
 
 func describe(b *strings.Builder, name string, info fs.FileInfo) {
 	fmt.Fprintf(b, "%s %v %d %d %s\n", name, info.Mode(), info.Size(), info.ModTime().UnixNano(), identity(info))
+	if now := time.Now(); now.Sub(info.ModTime()).Abs() < grain {
+		fmt.Fprintf(b, "seen at %d\n", now.UnixNano())
+	}
 }
 
 // load takes the first valid file by name.

@@ -158,6 +158,31 @@ func TestPlanLooksAgain(t *testing.T) {
 	}
 }
 
+// TestSameTimesDoNotHideAChange rewrites a file with its size and times kept, as
+// happens within one step of an older kernel's clock.
+func TestSameTimesDoNotHideAChange(t *testing.T) {
+	dir := t.TempDir()
+	stamp := func() {
+		file := dir + "/10-x.conflist"
+		at := time.Now().Truncate(time.Hour)
+		if time.Since(at) < time.Minute {
+			at = at.Add(-time.Minute)
+		}
+		must(t, os.Chtimes(file, at, at))
+		must(t, os.Chtimes(dir, at, at))
+	}
+	put(t, dir, "a")
+	stamp()
+	old := signature(dir)
+	if again := signature(dir); again != old {
+		t.Errorf("an old directory looks different each time: %q, %q", old, again)
+	}
+	put(t, dir, "b")
+	if first, second := signature(dir), signature(dir); first == second {
+		t.Errorf("a directory written just now looks the same twice: %q", first)
+	}
+}
+
 // TestMissingPluginAppears has the configuration come before its plugins, as
 // some installers do it.
 func TestMissingPluginAppears(t *testing.T) {

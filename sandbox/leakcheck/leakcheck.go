@@ -23,6 +23,7 @@ import (
 	"hash/fnv"
 	"os"
 	"path/filepath"
+	"strconv"
 	"testing"
 	"time"
 )
@@ -98,7 +99,7 @@ func Start(t testing.TB, options ...Option) {
 		t.Fatalf("take the snapshot before the test: %v", err)
 	}
 	t.Cleanup(func() {
-		leaks, err := Wait(before, scope, settle)
+		leaks, err := Wait(before, scope, Patience(settle))
 		if err != nil {
 			t.Errorf("take the snapshot after the test: %v", err)
 		}
@@ -115,6 +116,16 @@ func Name(t testing.TB) string {
 	h := fnv.New32a()
 	fmt.Fprintf(h, "%d %s", os.Getpid(), t.Name())
 	return fmt.Sprintf("bt%08x", h.Sum32())
+}
+
+// Patience stretches a limit of time for machines that are slower than usual by
+// the factor in BERTH_TEST_SLOW, such as an emulated one.
+func Patience(d time.Duration) time.Duration {
+	factor, err := strconv.Atoi(os.Getenv("BERTH_TEST_SLOW"))
+	if err != nil || factor < 1 {
+		return d
+	}
+	return d * time.Duration(factor)
 }
 
 // DepsDir returns the directory of the tools that `make deps` built: bin/ (runc,

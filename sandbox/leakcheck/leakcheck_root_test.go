@@ -278,3 +278,12 @@ func take(t *testing.T, s Scope) State {
 	}
 	return st
 }
+
+func TestPatienceFollowsTheMachine(t *testing.T) {
+	for text, want := range map[string]time.Duration{"": time.Second, "5": 5 * time.Second, "0": time.Second, "much": time.Second} {
+		t.Setenv("BERTH_TEST_SLOW", text)
+		if got := Patience(time.Second); got != want {
+			t.Errorf("BERTH_TEST_SLOW=%q makes %v of a second, want %v", text, got, want)
+		}
+	}
+}
