@@ -14,9 +14,11 @@ import (
 )
 
 // reaper collects what falls to the daemon as subreaper: inits of a dead
-// monitor, whose statuses it keeps, and orphans of execs in the host's PID
-// namespace. It never waits for a child of this process's own making: those
-// are in its session, and what comes out of a container is in another.
+// monitor, whose statuses it keeps, orphans of execs in the host's PID
+// namespace, and what a killed command leaves. It must not wait for a child
+// that os/exec waits for. Those are in this process's session, while what comes
+// out of a container is in another; in its own it takes only what nobody has
+// waited for in a long time.
 type reaper struct {
 	self     int
 	session  int
@@ -31,6 +33,9 @@ type process struct {
 	pid       int
 	startTime uint64
 }
+
+// unclaimed is how long a zombie of this process's session stays its parent's.
+const unclaimed = time.Minute
 
 // keepStatuses bounds the statuses that nobody asked for.
 const keepStatuses = 1024
@@ -57,7 +62,7 @@ func (r *reaper) run(ctx context.Context) {
 	ended := make(chan os.Signal, 1)
 	signal.Notify(ended, unix.SIGCHLD)
 	defer signal.Stop(ended)
-	seen := map[process]bool{}
+	seen := map[process]time.Time{}
 	for {
 		var again <-chan time.Time
 		if len(seen) > 0 {
@@ -81,25 +86,31 @@ func (r *reaper) run(ctx context.Context) {
 }
 
 // sweep reaps the orphans that were zombies at the last look too, and returns
-// those that are new: whoever tracks a process has had its time by then.
-func (r *reaper) sweep(seen map[process]bool) map[process]bool {
-	left := map[process]bool{}
+// those that are left, with the time they were first seen: whoever tracks a
+// process has had its time by the second look.
+func (r *reaper) sweep(seen map[process]time.Time) map[process]time.Time {
+	left := map[process]time.Time{}
 	for _, pid := range r.children() {
 		s, err := readStat(pid)
-		if err != nil || s.state != 'Z' || s.ppid != r.self || s.session == r.session || s.session == pid && r.own(pid) {
+		if err != nil || s.state != 'Z' || s.ppid != r.self || s.session == pid && r.own(pid) {
 			continue
 		}
 		r.mu.Lock()
 		tracked := r.tracked[pid]
 		r.mu.Unlock()
-		p := process{pid, s.startTime}
-		switch {
-		case tracked:
-		case seen[p]:
-			r.collect(p)
-		default:
-			left[p] = true
+		if tracked {
+			continue
 		}
+		p := process{pid, s.startTime}
+		since, again := seen[p]
+		if !again {
+			since = time.Now()
+		}
+		if again && (s.session != r.session || time.Since(since) > unclaimed) {
+			r.collect(p)
+			continue
+		}
+		left[p] = since
 	}
 	return left
 }
