@@ -103,6 +103,7 @@ type Handle struct {
 // State is what Restore found out about a Handle.
 type State struct {
 	Running bool
+	Started bool  // the user's process was let run, also if it has ended since
 	Exit    *Exit // set when the init has ended
 }
 

@@ -39,7 +39,13 @@ func (s *Service) CreateContainer(ctx context.Context, req *cri.CreateContainerR
 		Key: "create " + name, Verb: "CreateContainer", Object: name, Limit: operationLimit,
 	}, func(ctx context.Context, op *operation.Operation) (string, error) {
 		if old, err := s.Records.Containers.Named(name); err == nil {
-			return old.ID, nil
+			if old.MadeAt != 0 {
+				return old.ID, nil
+			}
+			op.Step("remove what an earlier attempt left")
+			if err := s.removeContainer(ctx, old.ID); err != nil {
+				return "", fmt.Errorf("remove what an earlier attempt at %s left: %w", name, err)
+			}
 		}
 		return s.createContainer(ctx, op, sb, req.GetConfig())
 	})
@@ -157,11 +163,15 @@ func userOf(r spec.Resolved) sandbox.User {
 	return u
 }
 
+// mountRootfs holds the image's layers and mounts them. ErrNotFound of package
+// image when the image was removed since it was found.
 func (s *Service) mountRootfs(c *sandbox.Container, img *image.Record) error {
+	if !s.Images.Hold(img.ID, c.ID) {
+		return fmt.Errorf("hold layers of image %s: %w", img.ID, image.ErrNotFound)
+	}
 	if err := os.MkdirAll(s.bundleDir(c.ID), 0o711); err != nil {
 		return fmt.Errorf("make bundle directory: %w", err)
 	}
-	s.Images.Hold(img.ID, c.ID)
 	dir := s.Records.Containers.Dir(c.ID)
 	return rootfs.Create(rootfs.Mount{
 		Target: s.rootfsDir(c.ID), Upper: filepath.Join(dir, "upper"), Work: filepath.Join(dir, "work"), Layers: img.Layers,
@@ -249,6 +259,7 @@ func (s *Service) newContainer(sb *sandbox.Sandbox, config *cri.ContainerConfig,
 		ID:         newID(),
 		Name:       sandbox.ContainerName(config.GetMetadata(), sb.ID),
 		SandboxID:  sb.ID,
+		Handler:    sb.Handler,
 		Config:     sandbox.Config[*cri.ContainerConfig]{Message: config},
 		BootID:     s.bootID,
 		ImageID:    img.ID,

@@ -75,14 +75,8 @@ func (s *Service) killRest(c *sandbox.Container) {
 	}
 }
 
-// runtimeOf is the OCI runtime of a container's sandbox.
-func (s *Service) runtimeOf(c *sandbox.Container) (oci.Runtime, error) {
-	sb, err := s.Records.Sandboxes.Get(c.SandboxID)
-	if err != nil {
-		return nil, fmt.Errorf("sandbox of container %s: %w", c.ID, err)
-	}
-	return s.handler(sb.Handler)
-}
+// runtimeOf is the OCI runtime of a container; its sandbox may be gone.
+func (s *Service) runtimeOf(c *sandbox.Container) (oci.Runtime, error) { return s.handler(c.Handler) }
 
 // watchExits asks the kernel again, slowly, about every init that should be
 // alive, until ctx ends: a notice that was lost cannot wedge a pod.
@@ -101,6 +95,16 @@ func (s *Service) watchExits(ctx context.Context) {
 			}
 			if rt, err := s.runtimeOf(c); err == nil {
 				if e, ok := rt.Exited(c.ID); ok {
+					s.Exited(e)
+				}
+			}
+		}
+		for _, sb := range s.Records.Sandboxes.List() {
+			if sb.Pause == nil || !sb.Ready(s.bootID) {
+				continue
+			}
+			if rt, err := s.handler(sb.Handler); err == nil {
+				if e, ok := rt.Exited(sb.ID); ok {
 					s.Exited(e)
 				}
 			}

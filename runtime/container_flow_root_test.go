@@ -36,9 +36,13 @@ func TestEachStepOfCreateContainerFails(t *testing.T) {
 		"record": {func() func() { return n.readOnly("root/containers") }, []string{"read-only"}},
 		"bundle": {func() func() { return n.readOnly("state/containers") }, []string{"mount rootfs", "read-only"}},
 		"layer":  {func() func() { return move(img.Layers[0]) }, []string{"mount rootfs", "no such file"}},
-		"mount source": {func() func() { return move(filepath.Join(n.dir, "share")) },
-			[]string{"host_path", n.dir + "/share"}},
+		"mount source": {func() func() {
+			mend := move(filepath.Join(n.dir, "share"))
+			must(t, os.Symlink("nowhere", filepath.Join(n.dir, "share")))
+			return func() { must(t, os.Remove(filepath.Join(n.dir, "share"))); mend() }
+		}, []string{"host_path", n.dir + "/share"}},
 		"log directory": {func() func() {
+			must(t, os.RemoveAll(filepath.Join(n.dir, "logs", "web")))
 			must(t, os.WriteFile(filepath.Join(n.dir, "logs", "web"), nil, 0o600))
 			return func() { must(t, os.Remove(filepath.Join(n.dir, "logs", "web"))) }
 		}, []string{"log directory", "not a directory"}},
@@ -50,7 +54,11 @@ func TestEachStepOfCreateContainerFails(t *testing.T) {
 			request := n.container(pod, "c", forever)
 			mend := tc.spoil()
 			_, err := n.CreateContainer(t.Context(), request)
-			n.refused("create", err, codes.Unknown, tc.words...)
+			code := codes.Unknown
+			if name == "mount source" {
+				code = codes.InvalidArgument
+			}
+			n.refused("create", err, code, tc.words...)
 			mend()
 			n.same(before, "the failed create")
 			id := n.create(request)

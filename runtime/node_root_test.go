@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	pathrs "github.com/cyphar/filepath-securejoin/pathrs-lite"
 	"github.com/moby/sys/mountinfo"
 	"github.com/sirupsen/logrus"
 
@@ -79,6 +80,7 @@ func newNode(t *testing.T) *node {
 	}
 	binary, err := buildMonitor()
 	must(t, err)
+	warmUp(t)
 	dir, err := os.MkdirTemp("", "berth-rt") // short: it holds sockets
 	must(t, err)
 	n := &node{t: t, dir: dir, binary: binary, parent: "/" + leakcheck.Name(t)}
@@ -105,6 +107,20 @@ func newNode(t *testing.T) *node {
 }
 
 func (n *node) leases() string { return n.dir + "/leases" }
+
+// warmUp opens what a library keeps open for good once it has resolved a path.
+var warm sync.Once
+
+func warmUp(t *testing.T) {
+	warm.Do(func() {
+		handle, err := pathrs.OpenInRoot(t.TempDir(), ".")
+		must(t, err)
+		file, err := pathrs.Reopen(handle, os.O_RDONLY)
+		must(t, err)
+		must(t, handle.Close())
+		must(t, file.Close())
+	})
+}
 
 // removeFiles refuses to walk into what is still mounted.
 func (n *node) removeFiles() {
@@ -220,7 +236,7 @@ func (n *node) open() {
 	must(n.t, err)
 	made := make(chan struct{})
 	n.client, err = monitor.Open(ctx, monitor.Options{Socket: n.cfg.State + "/monitor.sock", Binary: n.binary,
-		OnExit:    func(e monitor.Exit) { <-made; log.Debugf("exit %+v", e); n.Exited(runc.Exit(e)) },
+		OnExit:    func(e monitor.Exit) { <-made; n.Exited(runc.Exit(e)) },
 		OnTrouble: func(err error) { log.WithError(err).Warn("monitor") }})
 	must(n.t, err)
 	rt, err := runc.New(runc.Options{Binary: n.dir + "/bin/runc", Root: n.cfg.State + "/runc/runc", Monitor: n.client})

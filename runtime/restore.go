@@ -24,13 +24,16 @@ func (s *Service) Restore(ctx context.Context) error {
 	for _, c := range s.Records.Containers.List() {
 		s.Images.Hold(c.ImageID, c.ID)
 	}
+	if err := s.Images.Sweep(); err != nil {
+		s.Log.WithError(err).Warn("sweep images that were removed while a container held them")
+	}
 	if err := s.adopt(ctx); err != nil {
 		return err
 	}
 	s.settleBoot()
 	s.settleNamespaces()
 	s.removeHalfMade(ctx)
-	if err := s.sweep(); err != nil {
+	if err := s.sweep(ctx); err != nil {
 		return err
 	}
 	s.readFeatures(ctx)
@@ -48,10 +51,10 @@ func (s *Service) adopt(ctx context.Context) error {
 		if p := sb.Pause; p != nil {
 			byHandler[sb.Handler] = append(byHandler[sb.Handler], oci.Handle{ID: sb.ID, Bundle: s.bundleDir(sb.ID), Process: oci.Process(*p)})
 		}
-		for _, c := range s.Records.ContainersOf(sb.ID) {
-			if c.Process != nil && c.BootID == s.bootID {
-				byHandler[sb.Handler] = append(byHandler[sb.Handler], oci.Handle{ID: c.ID, Bundle: s.bundleDir(c.ID), Process: oci.Process(*c.Process)})
-			}
+	}
+	for _, c := range s.Records.Containers.List() {
+		if c.Process != nil && c.BootID == s.bootID {
+			byHandler[c.Handler] = append(byHandler[c.Handler], oci.Handle{ID: c.ID, Bundle: s.bundleDir(c.ID), Process: oci.Process(*c.Process)})
 		}
 	}
 	for name, rt := range s.Handlers {
@@ -66,13 +69,28 @@ func (s *Service) adopt(ctx context.Context) error {
 		if err != nil {
 			return fmt.Errorf("restore containers of handler %q: %w", name, err)
 		}
-		for _, st := range states {
+		for id, st := range states {
+			if st.Started {
+				s.settleStart(id)
+			}
 			if st.Exit != nil {
 				s.Exited(*st.Exit)
 			}
 		}
 	}
 	return nil
+}
+
+// settleStart records a start whose daemon ended before it could. It followed
+// the creation closely, nobody knows when exactly.
+func (s *Service) settleStart(id string) {
+	c, err := s.Records.Containers.Get(id)
+	if err != nil || c.MadeAt == 0 || c.StartedAt != 0 || c.FinishedAt != 0 {
+		return
+	}
+	if _, err := s.Records.Containers.Update(id, func(c *sandbox.Container) { c.StartedAt = c.MadeAt }); err != nil {
+		s.Log.WithError(err).WithField("container", id).Warn("record of a started container")
+	}
 }
 
 // settleBoot says of containers of an earlier boot why they ended.
@@ -135,9 +153,15 @@ func (s *Service) removeHalfMade(ctx context.Context) {
 }
 
 // sweep removes state that no record names: an object whose record was
-// removed, or never written, in the instant of a crash.
-func (s *Service) sweep() error {
+// removed, or never written, in the instant of a crash, or cannot be read. A
+// container that nobody can name any more is killed: the kubelet makes another.
+func (s *Service) sweep(ctx context.Context) error {
 	if err := s.sweepDir("containers", s.bundleKnown, func(dir string) error {
+		for _, rt := range s.Handlers { // which one made it nobody knows
+			if err := rt.Delete(ctx, filepath.Base(dir)); err != nil {
+				return err
+			}
+		}
 		if err := rootfs.Unmount(filepath.Join(dir, "rootfs")); err != nil {
 			return err
 		}

@@ -38,21 +38,22 @@ func TestEachStepOfRunPodSandboxFails(t *testing.T) {
 		spoil func() (mend func())
 		code  codes.Code
 		words []string
+		stuck bool // undoing it fails as well, until the retry
 	}{
 		"no network": {func() func() {
 			must(t, os.Rename(conf, conf+".away"))
 			return func() { must(t, os.Rename(conf+".away", conf)) }
-		}, codes.Unavailable, nil},
-		"record":       {func() func() { return n.readOnly("root/sandboxes") }, codes.Unknown, []string{"write record", "read-only"}},
-		"namespaces":   {func() func() { return n.readOnly("state/namespaces") }, codes.Unknown, []string{"pin namespaces", "read-only"}},
-		"shm":          {func() func() { return n.readOnly("state/sandboxes") }, codes.Unknown, []string{"mount shm", "read-only"}},
-		"ADD":          {func() func() { return n.tell("fail-ADD") }, codes.Unknown, []string{"network setup", "fail-ADD was told to"}},
-		"ADD at last":  {func() func() { return n.tell("late-ADD") }, codes.Unknown, []string{"network setup", "late-ADD was told to"}},
-		"pause bundle": {func() func() { return n.readOnly("state/containers") }, codes.Unknown, []string{"start pause", "read-only"}},
-		"create pause": {func() func() { return n.tell("fail-create") }, codes.Unknown, []string{"start pause", "create pause", "fail-create was told to"}},
+		}, codes.Unavailable, nil, false},
+		"record":       {func() func() { return n.readOnly("root/sandboxes") }, codes.Unknown, []string{"write record", "read-only"}, false},
+		"namespaces":   {func() func() { return n.readOnly("state/namespaces") }, codes.Unknown, []string{"pin namespaces", "read-only"}, true},
+		"shm":          {func() func() { return n.readOnly("state/sandboxes") }, codes.Unknown, []string{"mount shm", "read-only"}, true},
+		"ADD":          {func() func() { return n.tell("fail-ADD") }, codes.Unknown, []string{"network setup", "fail-ADD was told to"}, false},
+		"ADD at last":  {func() func() { return n.tell("late-ADD") }, codes.Unknown, []string{"network setup", "late-ADD was told to"}, false},
+		"pause bundle": {func() func() { return n.readOnly("state/containers") }, codes.Unknown, []string{"start pause", "read-only"}, false},
+		"create pause": {func() func() { return n.tell("fail-create") }, codes.Unknown, []string{"start pause", "create pause", "fail-create was told to"}, false},
 		"create at last": {func() func() { return n.tell("late-create") }, codes.Unknown,
-			[]string{"start pause", "create pause", "late-create was told to"}},
-		"start pause": {func() func() { return n.tell("fail-start") }, codes.Unknown, []string{"start pause", "fail-start was told to"}},
+			[]string{"start pause", "create pause", "late-create was told to"}, false},
+		"start pause": {func() func() { return n.tell("fail-start") }, codes.Unknown, []string{"start pause", "fail-start was told to"}, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			n := n.sub(t)
@@ -61,7 +62,11 @@ func TestEachStepOfRunPodSandboxFails(t *testing.T) {
 			_, err := n.RunPodSandbox(t.Context(), request)
 			n.refused("run", err, tc.code, tc.words...)
 			mend()
-			n.empty("the failed run")
+			if !tc.stuck {
+				n.empty("the failed run")
+			} else if pods := n.pods(); len(pods) != 1 || n.podState(pods[0]) != cri.PodSandboxState_SANDBOX_NOTREADY {
+				t.Errorf("after a run that could not be undone: pods %q", pods)
+			}
 			id := n.runPod(request)
 			if n.podState(id) != cri.PodSandboxState_SANDBOX_READY {
 				t.Error("the retry's pod is not ready")
@@ -199,16 +204,22 @@ func TestB51FailingADDAndDEL(t *testing.T) {
 		t.Fatalf("pods %q, leases %q", pods, n.leased())
 	}
 	_, err = n.RunPodSandbox(t.Context(), n.bridgePod("web"))
-	n.refused("run again", err, codes.AlreadyExists, pods[0])
+	n.refused("run again", err, codes.Unknown, pods[0], "earlier attempt", "fail-DEL was told to")
 	n.restart(nil)
 	if got := n.pods(); len(got) != 1 || got[0] != pods[0] {
 		t.Fatalf("pods %q after a restart", got)
 	}
 	mendDel()
-	n.removePod(pods[0])
+	id := n.runPod(n.bridgePod("web"))
+	if len(n.leased()) != 1 || len(n.pods()) != 1 || id == pods[0] {
+		t.Errorf("leases %q, pods %q after the retry", n.leased(), n.pods())
+	}
+	_, err = n.StopPodSandbox(t.Context(), &cri.StopPodSandboxRequest{PodSandboxId: id})
+	must(t, err)
+	_, err = n.RunPodSandbox(t.Context(), n.bridgePod("web"))
+	n.refused("run after a stop", err, codes.AlreadyExists, id)
+	n.removePod(id)
 	n.empty("removal")
-	n.removePod(n.runPod(n.bridgePod("web")))
-	n.empty("the retry")
 }
 
 // The network's own things may be gone when a pod is stopped.

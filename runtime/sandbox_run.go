@@ -33,7 +33,9 @@ func (s *Service) RunPodSandbox(ctx context.Context, req *cri.RunPodSandboxReque
 			if old.Ready(s.bootID) {
 				return old.ID, nil
 			}
-			return "", fmt.Errorf("%w: %q is %s, which is not ready; remove it first", sandbox.ErrNameInUse, name, old.ID)
+			if err := s.makeRoom(ctx, op, old); err != nil {
+				return "", err
+			}
 		}
 		return s.runSandbox(ctx, op, req)
 	})
@@ -41,6 +43,24 @@ func (s *Service) RunPodSandbox(ctx context.Context, req *cri.RunPodSandboxReque
 		return nil, err
 	}
 	return &cri.RunPodSandboxResponse{PodSandboxId: id}, nil
+}
+
+// makeRoom removes what an earlier attempt of the same name could not undo. A
+// pod that was ready once is its owner's to remove.
+func (s *Service) makeRoom(ctx context.Context, op *operation.Operation, old *sandbox.Sandbox) error {
+	if old.ReadyAt != 0 {
+		return fmt.Errorf("%w: %q is %s, which is not ready; remove it first", sandbox.ErrNameInUse, old.Name, old.ID)
+	}
+	op.Step("remove what an earlier attempt left")
+	open, err := s.locks.Lock(ctx, old.ID)
+	if err != nil {
+		return err
+	}
+	defer open()
+	if err := s.removeSandbox(ctx, old.ID); err != nil {
+		return fmt.Errorf("remove what an earlier attempt at %s left, %s: %w", old.Name, old.ID, err)
+	}
+	return nil
 }
 
 // runSandbox is a pod's birth, one step after the other. Whatever fails, the
@@ -72,14 +92,7 @@ func (s *Service) runSandbox(ctx context.Context, op *operation.Operation, req *
 		}
 		return "", err
 	}
-	steps := op.Steps()
-	_, err = s.Records.Sandboxes.Update(sb.ID, func(sb *sandbox.Sandbox) {
-		sb.ReadyAt = time.Now().UnixNano()
-		for _, st := range steps {
-			sb.Steps = append(sb.Steps, sandbox.Step{Name: st.Name, Nanoseconds: st.Took.Nanoseconds()})
-		}
-	})
-	return sb.ID, err
+	return sb.ID, nil
 }
 
 // bringUp has every effect of a sandbox; removeSandbox undoes all of them.
@@ -110,8 +123,22 @@ func (s *Service) bringUp(ctx context.Context, op *operation.Operation, sb *sand
 			return err
 		}
 	}
+	return s.recordReady(op, sb.ID)
+}
+
+// recordReady makes the pod visible. A pod whose ready record is not on the
+// disk would be taken for half made by the next daemon, with all that runs in
+// it; so this must fail as any step does.
+func (s *Service) recordReady(op *operation.Operation, id string) error {
+	steps := op.Steps()
 	op.Step("write ready record")
-	return nil
+	_, err := s.Records.Sandboxes.Update(id, func(sb *sandbox.Sandbox) {
+		sb.ReadyAt = time.Now().UnixNano()
+		for _, st := range steps {
+			sb.Steps = append(sb.Steps, sandbox.Step{Name: st.Name, Nanoseconds: st.Took.Nanoseconds()})
+		}
+	})
+	return err
 }
 
 func (s *Service) newSandbox(req *cri.RunPodSandboxRequest) *sandbox.Sandbox {

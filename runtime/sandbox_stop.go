@@ -35,7 +35,11 @@ func (s *Service) StopPodSandbox(ctx context.Context, req *cri.StopPodSandboxReq
 			return "", err
 		}
 		defer open()
-		return "", s.stopSandbox(ctx, op, sb.ID)
+		err = s.stopSandbox(ctx, op, sb.ID)
+		if errors.Is(err, sandbox.ErrNotFound) { // a removal was first
+			return "", nil
+		}
+		return "", err
 	})
 	if err != nil {
 		return nil, err

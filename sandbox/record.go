@@ -82,6 +82,7 @@ type Container struct {
 	ID        string                       `json:"id"`
 	Name      string                       `json:"name"`
 	SandboxID string                       `json:"sandboxID"`
+	Handler   string                       `json:"handler,omitempty"` // its sandbox's; kept here for when that is gone
 	Config    Config[*cri.ContainerConfig] `json:"config"`
 	BootID    string                       `json:"bootID"`
 	ImageID   string                       `json:"imageID"`  // config digest

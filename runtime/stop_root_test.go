@@ -1,0 +1,147 @@
+package runtime
+
+import (
+	"context"
+	"os"
+	"sync"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+)
+
+func (n *node) stop(ctx context.Context, id string, seconds int64) error {
+	_, err := n.StopContainer(ctx, &cri.StopContainerRequest{ContainerId: id, Timeout: seconds})
+	return err
+}
+
+// A stop that its caller gives up goes on with the grace it was given; a later
+// one with less grace shortens it, and both get the same end.
+func TestStopIsCancelledShortenedAndJoined(t *testing.T) {
+	n := newNode(t)
+	id := n.runContainer(n.runPod(n.hostPod("web")), "c", stubborn)
+	n.waitFile("ready")
+	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
+	defer cancel()
+	err := n.stop(ctx, id, 600)
+	n.refused("stop", err, codes.DeadlineExceeded, "stop container "+id, "still waiting")
+	if st := n.status(id); st.GetState() != cri.ContainerState_CONTAINER_RUNNING {
+		t.Fatalf("a cancelled stop left %v", st)
+	}
+	if got := n.exec(id, "echo alive"); got != "alive" {
+		t.Errorf("exec while it stops: %q", got)
+	}
+	began := time.Now()
+	var wg sync.WaitGroup
+	for _, grace := range []int64{300, 300, 1, 100} {
+		wg.Go(func() {
+			if err := n.stop(t.Context(), id, grace); err != nil {
+				t.Errorf("stop with %d: %v", grace, err)
+			}
+		})
+	}
+	wg.Wait()
+	if took := time.Since(began); took < 900*time.Millisecond || took > 15*time.Second {
+		t.Errorf("the shortened stop took %v", took)
+	}
+	if st := n.status(id); st.GetExitCode() != 137 || st.GetState() != cri.ContainerState_CONTAINER_EXITED {
+		t.Errorf("status %v", st)
+	}
+	if err := n.stop(t.Context(), id, 10); err != nil {
+		t.Errorf("stop of a stopped container: %v", err)
+	}
+}
+
+// The signal is the config's or the image's, and grace is only an upper bound.
+func TestStopSignals(t *testing.T) {
+	n := newNode(t)
+	pod := n.runPod(n.hostPod("web"))
+	for signal, want := range map[cri.Signal]int32{cri.Signal_SIGNAL_RUNTIME_DEFAULT: 7, cri.Signal_SIGNAL_SIGUSR1: 8} {
+		request := n.container(pod, signal.String(), "trap 'exit 8' USR1; echo > /share/ready; "+forever)
+		request.Config.StopSignal = signal
+		id := n.create(request)
+		n.start(id)
+		n.waitFile("ready")
+		eventually(t, "both traps", func() bool { return n.exec(id, "grep -c SigCgt /proc/1/status") == "1" })
+		time.Sleep(50 * time.Millisecond)
+		began := time.Now()
+		must(t, n.stop(t.Context(), id, 60))
+		if st := n.status(id); st.GetExitCode() != want || time.Since(began) > 30*time.Second {
+			t.Errorf("%v: %v after %v", signal, st, time.Since(began))
+		}
+		must(t, os.Remove(n.shareFile("ready")))
+	}
+	created := n.create(n.container(pod, "created", forever))
+	must(t, n.stop(t.Context(), created, 60))
+	if st := n.status(created); st.GetState() != cri.ContainerState_CONTAINER_EXITED || st.GetExitCode() != 137 {
+		t.Errorf("a container that never ran: %v", st)
+	}
+	n.refused("negative grace", n.stop(t.Context(), created, -1), codes.InvalidArgument, "timeout -1")
+}
+
+func TestRemoveContainerWhateverItsState(t *testing.T) {
+	n := newNode(t)
+	pod := n.runPod(n.hostPod("web"))
+	before := n.left()
+	created := n.create(n.container(pod, "created", forever))
+	running := n.runContainer(pod, "running", stubborn)
+	ended := n.runContainer(pod, "ended", "exit 2")
+	n.exited(ended)
+	stopping := n.runContainer(pod, "stopping", stubborn)
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	n.refused("stop", n.stop(ctx, stopping, 600), codes.Canceled)
+	var wg sync.WaitGroup
+	for _, id := range []string{created, running, ended, stopping, running, stopping, "nosuch", ""} {
+		wg.Go(func() { n.removeContainerOf(id) })
+	}
+	wg.Wait()
+	n.same(before, "removal")
+	for _, id := range []string{running, "nosuch", ""} {
+		if err := n.stop(t.Context(), id, 1); err != nil {
+			t.Errorf("stop of unknown %q: %v", id, err)
+		}
+		_, err := n.ContainerStatus(t.Context(), &cri.ContainerStatusRequest{ContainerId: id})
+		n.refused("status", err, codes.NotFound)
+		_, err = n.StartContainer(t.Context(), &cri.StartContainerRequest{ContainerId: id})
+		n.refused("start", err, codes.NotFound)
+	}
+	if len(n.containers()) != 0 || n.podState(pod) != cri.PodSandboxState_SANDBOX_READY {
+		t.Errorf("containers %q, pod %v", n.containers(), n.podState(pod))
+	}
+}
+
+// A removal that fails can be repeated, and shows nothing half removed as well.
+func TestRemovalThatFailsIsRepeated(t *testing.T) {
+	n := newNode(t)
+	pod := n.runPod(n.hostPod("web"))
+	id := n.runContainer(pod, "c", forever)
+	mend := n.tell("fail-delete")
+	_, err := n.RemoveContainer(t.Context(), &cri.RemoveContainerRequest{ContainerId: id})
+	n.refused("remove", err, codes.Unknown, "fail-delete was told to", id)
+	if st := n.status(id); st.GetState() != cri.ContainerState_CONTAINER_EXITED {
+		t.Errorf("status %v", st)
+	}
+	_, err = n.RemovePodSandbox(t.Context(), &cri.RemovePodSandboxRequest{PodSandboxId: pod})
+	n.refused("remove the pod", err, codes.Unknown, "fail-delete was told to", id)
+	mend()
+	n.removePod(pod)
+	n.empty("removal")
+}
+
+// A caller of a removal that hangs learns where; it goes on without it.
+func TestRemovalOutlivesItsCaller(t *testing.T) {
+	n := newNode(t)
+	pod := n.runPod(n.bridgePod("web"))
+	id := n.runContainer(pod, "c", forever)
+	release := n.tell("hang-delete")
+	ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
+	defer cancel()
+	_, err := n.RemovePodSandbox(ctx, &cri.RemovePodSandboxRequest{PodSandboxId: pod})
+	n.refused("remove", err, codes.DeadlineExceeded, "RemovePodSandbox", "still at step remove containers")
+	release()
+	n.removeContainerOf(id)
+	n.removePod(pod)
+	n.empty("removal")
+}
