@@ -20,22 +20,17 @@ func (e *staleLayerError) Error() string {
 	return fmt.Sprintf("layer %s was settled for other layers", e.diffID)
 }
 
-// commit settles the layers, bottom first, and records the image.
+// commit settles the layers, bottom first, and records the image. Settling
+// looks at many directories; nobody else has to wait for it.
 func (r *run) commit() error {
 	s := r.store
-	s.change.Lock()
-	defer s.change.Unlock()
-	var used []*entry
+	diffIDs := r.image.RootFS.DiffIDs
+	used := s.settled(diffIDs)
 	defer func() {
 		for _, e := range used {
 			s.layers.release(e) // by now the image counts on them, or nobody
 		}
 	}()
-	diffIDs := r.image.RootFS.DiffIDs
-	for _, e := range s.layers.entries(s.settled(diffIDs)) {
-		s.layers.again(e)
-		used = append(used, e)
-	}
 	for i := len(used); i < len(diffIDs); i++ {
 		diffID := diffIDs[i]
 		e, err := r.settle(diffID, used, slices.Contains(diffIDs[i+1:], diffID))
@@ -52,9 +47,11 @@ func (r *run) commit() error {
 }
 
 // settled gives the layers that an image here has for the longest common
-// beginning: on the same layers, a layer has been settled the same way. Called
-// with change held.
-func (s *Store) settled(diffIDs []digest.Digest) []int {
+// beginning, counted once more: on the same layers, a layer has been settled
+// the same way.
+func (s *Store) settled(diffIDs []digest.Digest) []*entry {
+	s.change.Lock()
+	defer s.change.Unlock()
 	var best []int
 	for id, img := range s.images {
 		n := 0
@@ -68,7 +65,11 @@ func (s *Store) settled(diffIDs []digest.Digest) []int {
 			best = img.Layers[:n]
 		}
 	}
-	return best
+	used := s.layers.entries(best)
+	for _, e := range used {
+		s.layers.again(e)
+	}
+	return used
 }
 
 // settle returns the variant of a layer that fits on lowers, counted once
@@ -144,19 +145,16 @@ func visible(lowers []*entry) []layer.Lower {
 	return list
 }
 
-// record stores manifests and config and writes the image into the records.
-// Called with change held.
+// record stores manifests and config and writes the image into the records. An
+// image that is here already keeps its layers: containers may be mounted on
+// them.
 func (r *run) record(numbers []int) error {
 	s := r.store
-	img := s.images[r.id]
-	if img == nil {
-		img = &saved{}
-	} else {
-		img = img.clone()
-	}
-	before := img.Layers
-	if img.Removed || !slices.Equal(before, numbers) {
-		img.Layers = numbers
+	s.change.Lock()
+	defer s.change.Unlock()
+	img, known := s.images[r.id].clone(), s.images[r.id] != nil
+	if !known {
+		img = &saved{Layers: numbers}
 	}
 	img.Removed = false
 	if err := r.storeBlobs(img); err != nil {
@@ -179,21 +177,17 @@ func (r *run) record(numbers []int) error {
 	for _, tag := range r.job.tags {
 		next = next.takeTag(tag, r.id)
 	}
-	// Count the layers before anybody can see or remove the image.
-	s.layers.use(img.Layers)
-	config, known := s.configs[r.id], s.images[r.id] != nil
+	if known {
+		return s.commit(next)
+	}
+	s.layers.use(numbers)
 	s.configs[r.id] = lean(r.image)
 	if err := s.commit(next); err != nil {
-		s.layers.unuse(img.Layers)
-		if !known {
-			delete(s.configs, r.id)
-			s.dropBlobs()
-		} else {
-			s.configs[r.id] = config
-		}
+		s.layers.unuse(numbers)
+		delete(s.configs, r.id)
+		s.dropBlobs()
 		return err
 	}
-	s.layers.unuse(before)
 	return nil
 }
 

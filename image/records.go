@@ -47,11 +47,16 @@ type saved struct {
 	Removed bool `json:"removed,omitempty"`
 }
 
+// clone of nil is nil.
 func (s *saved) clone() *saved {
+	if s == nil {
+		return nil
+	}
 	c := *s
 	c.Tags = slices.Clone(s.Tags)
 	c.Digests = slices.Clone(s.Digests)
 	c.Blobs = slices.Clone(s.Blobs)
+	c.LayerBlobs = slices.Clone(s.LayerBlobs)
 	return &c
 }
 

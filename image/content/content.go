@@ -11,7 +11,6 @@ package content
 import (
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -108,27 +107,6 @@ func (s *Store) Get(d digest.Digest) ([]byte, error) {
 		return nil, fmt.Errorf("%w: %s", ErrCorrupt, d)
 	}
 	return data, nil
-}
-
-// Reader opens a blob of any size. Its digest is the reader's to check.
-func (s *Store) Reader(d digest.Digest) (io.ReadCloser, int64, error) {
-	path, err := s.Path(d)
-	if err != nil {
-		return nil, 0, err
-	}
-	f, err := os.Open(path)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, 0, fmt.Errorf("%w: %s", ErrNotFound, d)
-	}
-	if err != nil {
-		return nil, 0, fmt.Errorf("open blob %s: %w", d, err)
-	}
-	st, err := f.Stat()
-	if err != nil {
-		f.Close()
-		return nil, 0, fmt.Errorf("open blob %s: %w", d, err)
-	}
-	return f, st.Size(), nil
 }
 
 // Remove deletes a blob; an absent one is success.

@@ -148,7 +148,7 @@ func (v *mover) collide(src, dst int, from, to string) error {
 		return err
 	}
 	if !isDir(a) || !isDir(b) {
-		if err := removeAt(dst, name); err != nil {
+		if err := removeAt(dst, name, to, nil); err != nil {
 			return err
 		}
 		return unix.Renameat2(src, name, dst, name, unix.RENAME_NOREPLACE)

@@ -4,7 +4,7 @@
 // It owns: reading tar entries, writing them below one directory, overlay's
 // notation for deletions (character device 0:0, trusted.overlay.opaque),
 // bounds on what an image may ask for, and what can only be settled when the
-// layers below are known (Settle). It does not own: fetching, decompressing,
+// layers below are known (Needs, Plan). It does not own: fetching, decompressing,
 // digests, where layers live, mounting.
 //
 // Terms:
@@ -15,7 +15,7 @@
 //   - explicit: a directory with a tar entry of its own; implied: a directory
 //     that exists only because an entry lies below it. An implied directory is
 //     0755 root:root unless a lower layer has it: then it looks as it does
-//     there, see Settle.
+//     there, see Plan.
 //   - cross link: a hard link whose target is in a lower layer.
 //
 // A layer is unpacked without knowing the layers below it, so layers may be

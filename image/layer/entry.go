@@ -16,23 +16,16 @@ func (u *unpacker) clear(n *node, base string) error {
 	if err != nil {
 		return failed("stat", where, err)
 	}
-	if err := removeAt(n.fd, base); err != nil {
+	u.stale = u.stale || isDir(st) || isSymlink(st)
+	err = removeAt(n.fd, base, where, func(name string) {
+		delete(u.implied, name)
+		delete(u.whiteouts, name)
+		delete(u.dirTimes, name)
+	})
+	if err != nil {
 		return failed("replace", where, err)
 	}
-	u.stale = u.stale || isDir(st) || isSymlink(st)
 	if isDir(st) {
-		for _, m := range []map[string]bool{u.implied, u.whiteouts} {
-			for name := range m {
-				if within(name, where) {
-					delete(m, name)
-				}
-			}
-		}
-		for name := range u.dirTimes {
-			if within(name, where) {
-				delete(u.dirTimes, name)
-			}
-		}
 		for name := range u.links {
 			if within(name, where) {
 				delete(u.links, name)
@@ -305,6 +298,9 @@ func (u *unpacker) link(name, target string) error {
 // this tar, or a lower layer has it.
 func (u *unpacker) postpone(n *node, base, target string) error {
 	where := join(n.path, base)
+	if len(u.links) >= maxCrossLinks {
+		return invalid(where, "more than %d hard links to what is not in the layer", maxCrossLinks)
+	}
 	if _, err := lstatAt(n.fd, base); err == nil {
 		if err := u.clear(n, base); err != nil {
 			return err

@@ -10,7 +10,6 @@ type Limits struct {
 	Entries     int   // tar entries
 	PathBytes   int   // length of a whole name, and of a link target
 	Depth       int   // components in a name
-	XattrBytes  int   // names and values of one entry's extended attributes
 	SparseBytes int64 // logical size of all sparse files together
 }
 
@@ -21,11 +20,17 @@ var Defaults = Limits{
 	Entries:     4_000_000,
 	PathBytes:   4095,
 	Depth:       512,
-	XattrBytes:  512 << 10,
 	SparseBytes: 64 << 30,
 }
 
-const maxComponent = 255
+const (
+	maxComponent = 255
+	// Looked through at each replacement of a directory, so not many.
+	maxCrossLinks = 10_000
+	// Each is looked up in the layers below.
+	maxImplied = 200_000
+	maxXattrs  = 512 << 10 // names and values of one entry; the kernel takes far less
+)
 
 // clean returns an entry's name as components joined by "/", "" for the root
 // itself. It refuses names that the kernel could not hold and names with "..".

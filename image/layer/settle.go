@@ -89,6 +89,10 @@ func (n Needs) Plan(own string, lowers []Lower) (*Plan, error) {
 // moves are known.
 func (p *Plan) planDir(s *stack, root int, name string) error {
 	place := p.moved(name)
+	below, err := s.lookup(place)
+	if err != nil || below == nil {
+		return err
+	}
 	for _, at := range []string{name, place} {
 		if hidden, err := hides(root, at); err != nil || hidden {
 			return err
@@ -98,10 +102,6 @@ func (p *Plan) planDir(s *stack, root int, name string) error {
 		return nil // it has an entry where it goes
 	}
 	p.implied[place] = true
-	below, err := s.lookup(place)
-	if err != nil || below == nil {
-		return err
-	}
 	if isSymlink(below.st) {
 		target, err := s.follow(place, true)
 		if err != nil {

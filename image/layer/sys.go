@@ -68,10 +68,14 @@ func names(fd int) ([]string, error) {
 	}
 }
 
-// removeAt removes name below the open directory dir, whatever it is.
-func removeAt(dir int, name string) error {
+// removeAt removes name below the open directory dir, whatever it is. gone,
+// when it is given, is told every name that went, as names below where.
+func removeAt(dir int, name, where string, gone func(string)) error {
 	err := unix.Unlinkat(dir, name, 0)
 	if err != unix.EISDIR && err != unix.EPERM {
+		if err == nil && gone != nil {
+			gone(where)
+		}
 		return err
 	}
 	fd, err := unix.Openat(dir, name, openDir, 0)
@@ -84,9 +88,12 @@ func removeAt(dir int, name string) error {
 		return err
 	}
 	for _, n := range list {
-		if err := removeAt(fd, n); err != nil {
+		if err := removeAt(fd, n, join(where, n), gone); err != nil {
 			return err
 		}
+	}
+	if gone != nil {
+		gone(where)
 	}
 	return unix.Unlinkat(dir, name, unix.AT_REMOVEDIR)
 }

@@ -128,6 +128,9 @@ func (t *tree) step(parent *node, base string, budget *int) (*node, error) {
 // imply makes a directory that has no entry (yet).
 func (t *tree) imply(parent *node, base string) (*node, error) {
 	where := join(parent.path, base)
+	if len(t.implied) >= maxImplied {
+		return nil, invalid(where, "more than %d directories without an entry", maxImplied)
+	}
 	if err := unix.Mkdirat(parent.fd, base, 0o755); err != nil {
 		return nil, failed("create", where, err)
 	}

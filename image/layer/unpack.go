@@ -23,7 +23,7 @@ type Result struct {
 	Opaque bool
 }
 
-// Needs is what the layers below decide, see Settle. Names are resolved names
+// Needs is what the layers below decide, see Plan. Names are resolved names
 // below the layer's root and may hold any byte, hence []byte for JSON's sake.
 type Needs struct {
 	Implied [][]byte `json:"implied,omitempty"` // directories without an entry, parents first

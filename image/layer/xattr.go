@@ -17,8 +17,8 @@ func setXattrs(h *tar.Header, set func(key string, value []byte) error) error {
 	total := 0
 	for key, value := range h.PAXRecords {
 		if name, ok := strings.CutPrefix(key, paxXattr); ok {
-			if total += len(name) + len(value); total > Defaults.XattrBytes {
-				return invalid(h.Name, "extended attributes of more than %d bytes", Defaults.XattrBytes)
+			if total += len(name) + len(value); total > maxXattrs {
+				return invalid(h.Name, "extended attributes of more than %d bytes", maxXattrs)
 			}
 			if !dropped(name) {
 				keys = append(keys, name)
