@@ -8,11 +8,13 @@ import (
 	"path/filepath"
 	"strings"
 	"syscall"
+	"unicode"
 
 	"github.com/moby/sys/mountinfo"
 
 	"berth/oci"
 	"berth/oci/monitor"
+	"berth/sandbox"
 )
 
 // defaultCgroup holds the pods that name no cgroup_parent, each in a directory
@@ -27,6 +29,8 @@ func checkCgroupParent(parent string) error {
 		return nil
 	case strings.HasSuffix(parent, ".slice"):
 		return fmt.Errorf("%w: %s %q is a systemd slice, but berth's cgroup driver is cgroupfs: set the kubelet's cgroupDriver to cgroupfs", errInvalid, field, parent)
+	case strings.ContainsFunc(parent, unicode.IsControl):
+		return fmt.Errorf("%w: %s %q has a control character", errInvalid, field, parent)
 	case !strings.HasPrefix(parent, "/"):
 		return fmt.Errorf("%w: %s %q is not absolute", errInvalid, field, parent)
 	case filepath.Clean(parent) == "/":
@@ -59,6 +63,16 @@ func (s *Service) removePodCgroup(ctx context.Context, parent string) error {
 		if err != nil && !errors.Is(err, os.ErrNotExist) && !errors.Is(err, syscall.EBUSY) && !errors.Is(err, syscall.ENOTEMPTY) {
 			return fmt.Errorf("remove cgroup %s: %w", defaultCgroup, err)
 		}
+	}
+	return nil
+}
+
+// removeOwnCgroup removes the cgroup of a container or pause. The OCI runtime's
+// delete has done so, unless a crash came between the making of the cgroup and
+// of the runtime's own state. Idempotent.
+func removeOwnCgroup(ctx context.Context, sb *sandbox.Sandbox, id string) error {
+	if err := monitor.RemoveCgroups(ctx, sb.CgroupParent+"/"+id); err != nil {
+		return fmt.Errorf("remove cgroup of %s: %w", id, err)
 	}
 	return nil
 }

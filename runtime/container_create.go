@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"strings"
 	"time"
+	"unicode"
 
 	"github.com/sirupsen/logrus"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
@@ -323,6 +324,10 @@ func checkContainer(c *cri.ContainerConfig) error {
 		return fmt.Errorf("%w: config is missing", errInvalid)
 	case c.GetMetadata().GetName() == "":
 		return fmt.Errorf("%w: config.metadata.name is empty", errInvalid)
+	case len(c.GetMetadata().GetName()) > maxMetadata:
+		return fmt.Errorf("%w: config.metadata.name is longer than %d bytes", errInvalid, maxMetadata)
+	case strings.ContainsFunc(c.GetLogPath(), unicode.IsControl):
+		return fmt.Errorf("%w: config.log_path %q has a control character", errInvalid, c.GetLogPath())
 	case c.GetImage().GetImage() == "":
 		return fmt.Errorf("%w: config.image.image is empty", errInvalid)
 	}

@@ -60,6 +60,11 @@ func (s *Service) removeContainer(ctx context.Context, id string) error {
 	if err := rt.Delete(ctx, id); err != nil {
 		return err
 	}
+	if sb, err := s.Records.Sandboxes.Get(c.SandboxID); err == nil {
+		if err := removeOwnCgroup(ctx, sb, id); err != nil {
+			return err
+		}
+	}
 	if err := rootfs.Unmount(s.rootfsDir(id)); err != nil {
 		return err
 	}

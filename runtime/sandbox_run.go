@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"strings"
 	"time"
+	"unicode"
 
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
@@ -159,6 +160,10 @@ func (s *Service) newSandbox(req *cri.RunPodSandboxRequest) *sandbox.Sandbox {
 	return sb
 }
 
+// maxMetadata bounds each part of a pod's name; CNI plugins get them in their
+// environment. Kubernetes' own bound is 253.
+const maxMetadata = 1024
+
 // checkSandbox refuses what cannot be run, before anything is written.
 func (s *Service) checkSandbox(req *cri.RunPodSandboxRequest) error {
 	c := req.GetConfig()
@@ -170,15 +175,18 @@ func (s *Service) checkSandbox(req *cri.RunPodSandboxRequest) error {
 		if f.value == "" {
 			return fmt.Errorf("%w: config.metadata.%s is empty", errInvalid, f.field)
 		}
-		if strings.ContainsAny(f.value, "/\x00\n") {
-			return fmt.Errorf("%w: config.metadata.%s %q has a slash, newline or NUL", errInvalid, f.field, f.value)
+		if strings.Contains(f.value, "/") || strings.ContainsFunc(f.value, unicode.IsControl) {
+			return fmt.Errorf("%w: config.metadata.%s %q has a slash or a control character", errInvalid, f.field, f.value)
+		}
+		if len(f.value) > maxMetadata {
+			return fmt.Errorf("%w: config.metadata.%s is longer than %d bytes", errInvalid, f.field, maxMetadata)
 		}
 	}
 	if _, err := s.handler(req.GetRuntimeHandler()); err != nil {
 		return err
 	}
-	if d := c.GetLogDirectory(); d != "" && !strings.HasPrefix(d, "/") {
-		return fmt.Errorf("%w: config.log_directory %q is not absolute", errInvalid, d)
+	if d := c.GetLogDirectory(); d != "" && (!strings.HasPrefix(d, "/") || strings.ContainsFunc(d, unicode.IsControl)) {
+		return fmt.Errorf("%w: config.log_directory %q is not absolute or has a control character", errInvalid, d)
 	}
 	if err := checkCgroupParent(c.GetLinux().GetCgroupParent()); err != nil {
 		return err
@@ -189,11 +197,20 @@ func (s *Service) checkSandbox(req *cri.RunPodSandboxRequest) error {
 	return spec.CheckSandbox(c)
 }
 
-// checkHostname bounds what the kernel takes as a hostname. On the host's
-// network the kubelet sends the node's name along, and the node keeps its own.
+// checkHostname takes what a DNS name may be made of, as long as the kernel
+// allows: the name also stands in the pod's /etc/hosts. On the host's network
+// the kubelet sends the node's name along, and the node keeps its own.
 func checkHostname(c *cri.PodSandboxConfig) error {
-	if c.GetLinux().GetSecurityContext().GetNamespaceOptions().GetNetwork() != cri.NamespaceMode_NODE && len(c.GetHostname()) > 64 {
+	if c.GetLinux().GetSecurityContext().GetNamespaceOptions().GetNetwork() == cri.NamespaceMode_NODE {
+		return nil
+	}
+	if len(c.GetHostname()) > 64 {
 		return fmt.Errorf("%w: config.hostname %q is longer than 64 bytes", errInvalid, c.GetHostname())
+	}
+	for _, r := range c.GetHostname() {
+		if r > unicode.MaxASCII || !unicode.IsLetter(r) && !unicode.IsDigit(r) && !strings.ContainsRune("-._", r) {
+			return fmt.Errorf("%w: config.hostname %q has %q, which no hostname has", errInvalid, c.GetHostname(), r)
+		}
 	}
 	return nil
 }

@@ -107,6 +107,9 @@ func (s *Service) stopPause(ctx context.Context, sb *sandbox.Sandbox) error {
 	if err := rt.Delete(ctx, sb.ID); err != nil {
 		return err
 	}
+	if err := removeOwnCgroup(ctx, sb, sb.ID); err != nil {
+		return err
+	}
 	if err := oci.RemoveBundle(s.bundleDir(sb.ID)); err != nil {
 		return err
 	}

@@ -157,7 +157,11 @@ func TestSandboxChecks(t *testing.T) {
 		"run_as_group": func(r *cri.RunPodSandboxRequest) {
 			r.Config.Linux.SecurityContext.RunAsGroup = &cri.Int64Value{Value: 5}
 		},
-		"config.hostname": func(r *cri.RunPodSandboxRequest) { r.Config.Hostname = strings.Repeat("h", 65) },
+		`config.hostname "a\nb"`:                 func(r *cri.RunPodSandboxRequest) { r.Config.Hostname = "a\nb" },
+		"metadata.uid is longer":                 func(r *cri.RunPodSandboxRequest) { r.Config.Metadata.Uid = strings.Repeat("u", 2000) },
+		"config.log_directory \"/a\\x00\"":       func(r *cri.RunPodSandboxRequest) { r.Config.LogDirectory = "/a\x00" },
+		"config.linux.cgroup_parent \"/a\\x00\"": func(r *cri.RunPodSandboxRequest) { r.Config.Linux.CgroupParent = "/a\x00" },
+		"config.hostname \"hh":                   func(r *cri.RunPodSandboxRequest) { r.Config.Hostname = strings.Repeat("h", 65) },
 	} {
 		r := &cri.RunPodSandboxRequest{Config: ok()}
 		spoil(r)
