@@ -77,7 +77,11 @@ func (s *Store) settled(diffIDs []digest.Digest) []*entry {
 func (r *run) settle(diffID digest.Digest, lowers []*entry, again bool) (*entry, error) {
 	s := r.store
 	base := r.have[diffID]
-	plan, err := base.meta.Needs.Plan(base.diff(), visible(lowers))
+	needs, err := base.needs()
+	if err != nil {
+		return nil, fmt.Errorf("settle layer %s: %w", diffID, err)
+	}
+	plan, err := needs.Plan(base.diff(), visible(lowers))
 	if err != nil {
 		return nil, err
 	}
@@ -89,6 +93,7 @@ func (r *run) settle(diffID digest.Digest, lowers []*entry, again bool) (*entry,
 		return nil, &staleLayerError{diffID.String()}
 	}
 	meta := base.meta
+	meta.Needs = needs
 	meta.Variant, meta.Durable, meta.Boot = want.variant, false, s.boot
 	dir, err := s.disk.mkdirTemp(s.staging(), "settle-")
 	if err != nil {

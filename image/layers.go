@@ -39,11 +39,12 @@ type layerKey struct {
 
 // entry is a stored layer.
 type entry struct {
-	n    int
-	dir  string // layers/<n>
-	key  layerKey
-	meta layerMeta   // as it was when the layer came; never changed
-	own  layer.Usage // what layers/<n> and layer.json take themselves
+	n        int
+	dir      string // layers/<n>
+	key      layerKey
+	meta     layerMeta   // as it was when the layer came, without Needs; never changed
+	own      layer.Usage // what layers/<n> and layer.json take themselves
+	complete bool        // needs nothing of the layers below
 
 	// Guarded by layers.mu.
 	usage   layer.Usage // of diff/
@@ -93,7 +94,8 @@ func loadLayers(dir, boot string, t *trash) (*layers, error) {
 			t.take(path)
 			continue
 		}
-		e := &entry{n: n, dir: path, key: key, meta: meta, own: ownUsage(path), usage: meta.Usage, durable: meta.Durable}
+		e := newEntry(n, path, meta)
+		e.own = ownUsage(path)
 		l.byKey[key], l.byN[n] = e, e
 	}
 	l.sum()
@@ -129,6 +131,24 @@ func (d *disk) writeMeta(dir string, meta layerMeta) error {
 // ownUsage is what a layer takes beside its diff directory.
 func ownUsage(dir string) layer.Usage {
 	return layer.UsageOf(dir).Add(layer.UsageOf(filepath.Join(dir, "layer.json")))
+}
+
+// newEntry leaves out what a layer needs of others: it may be large, is wanted
+// only when an image is settled, and can be read again.
+func newEntry(n int, dir string, meta layerMeta) *entry {
+	e := &entry{n: n, dir: dir, key: layerKey{meta.DiffID, meta.Variant}, meta: meta, usage: meta.Usage, durable: meta.Durable}
+	e.complete = meta.Needs.None()
+	e.meta.Needs = layer.Needs{}
+	return e
+}
+
+// needs reads what a layer needs of those below.
+func (e *entry) needs() (layer.Needs, error) {
+	if e.complete {
+		return layer.Needs{}, nil
+	}
+	meta, err := readMeta(e.dir)
+	return meta.Needs, err
 }
 
 // entries are the layers of an image, which must all be there.
@@ -246,7 +266,8 @@ func (l *layers) add(staged string, meta layerMeta) (*entry, error) {
 		l.trash.take(staged)
 		return e, nil
 	}
-	e := &entry{n: l.next, dir: filepath.Join(l.dir, strconv.Itoa(l.next)), key: key, meta: meta, own: ownUsage(staged), usage: meta.Usage, refs: 1}
+	e := newEntry(l.next, filepath.Join(l.dir, strconv.Itoa(l.next)), meta)
+	e.own, e.refs = ownUsage(staged), 1
 	if err := l.disk.rename(staged, e.dir); err != nil {
 		return nil, fmt.Errorf("put layer %s into place: %w", meta.DiffID, err)
 	}
@@ -297,7 +318,13 @@ func (l *layers) pending() []*entry {
 // markDurable is called after the filesystem was synced. The count is taken
 // again: only now does the filesystem know every block.
 func (l *layers) markDurable(e *entry) error {
-	meta := e.meta
+	meta, err := readMeta(e.dir)
+	if err != nil {
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil // removed meanwhile
+		}
+		return fmt.Errorf("mark layer %s durable: %w", e.key.diffID, err)
+	}
 	if usage, err := layer.Measure(e.diff()); err == nil {
 		meta.Usage = usage
 	}

@@ -29,11 +29,16 @@ type Mount struct {
 
 // Create makes the directories and mounts. On error nothing is mounted;
 // directories may have been made. It is not idempotent: mounting twice stacks.
+// An upper directory may be mounted again when it is not mounted any more.
 func Create(m Mount) error {
 	for _, dir := range []string{m.Target, m.Upper, m.Work} {
 		if err := os.MkdirAll(dir, 0o700); err != nil {
 			return fmt.Errorf("create rootfs directory: %w", err)
 		}
+	}
+	// What an earlier mount left of its scratch space forbids another one.
+	if err := os.RemoveAll(filepath.Join(m.Work, "work")); err != nil {
+		return fmt.Errorf("clear work directory: %w", err)
 	}
 	lowers, err := m.lowers()
 	if err != nil {

@@ -245,6 +245,26 @@ func TestUnmountIsIdempotent(t *testing.T) {
 	}
 }
 
+func TestMountingAgainKeepsTheUpperLayer(t *testing.T) {
+	leakcheck.Start(t)
+	m := at(t.TempDir())
+	m.Layers = []string{fill(t, t.TempDir(), map[string]string{"f": "x"})}
+	for i := range 3 {
+		if err := Create(m); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(fmt.Sprintf("%s/n%d", m.Target, i), nil, 0o600); err != nil {
+			t.Error(err)
+		}
+		if list, err := os.ReadDir(m.Target); err != nil || len(list) != i+2 {
+			t.Errorf("round %d: %v %v", i, list, err)
+		}
+		if err := Unmount(m.Target); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
 func TestErrorsNameWhatIsWrong(t *testing.T) {
 	leakcheck.Start(t)
 	m := at(t.TempDir())
