@@ -263,6 +263,10 @@ func TestRetryAfterAFailedUndo(t *testing.T) {
 	mendCreate()
 	_, err = n.CreateContainer(t.Context(), request)
 	n.refused("create while delete fails", err, codes.Unknown, "fail-delete was told to")
+	n.restart(nil)
+	if len(n.containers()) != 0 || len(n.Records.Containers.List()) != 1 {
+		t.Errorf("after a restart: containers %q, records %v", n.containers(), n.Records.Containers.List())
+	}
 	mendDelete()
 	id := n.create(request)
 	n.start(id)
@@ -312,7 +316,7 @@ func TestCreateRacesWithTheEndOfItsPod(t *testing.T) {
 				}
 			}
 			if end == "remove" && len(n.Records.Containers.List()) > 0 {
-				t.Errorf("held %v: containers without a pod: %q", hold, n.Records.Containers.List())
+				t.Errorf("held %v: %d containers without a pod", hold, len(n.Records.Containers.List()))
 			}
 			n.removePod(pod)
 			n.empty(end)

@@ -122,6 +122,9 @@ func (s *Service) runStop(ctx context.Context, id string, st *stop) error {
 		if s.waitGrace(rt, id, st, gone) {
 			return s.endStop(ctx, rt, c)
 		}
+		if time.Until(st.deadline()) > 0 {
+			return fmt.Errorf("stop container %s: %w", id, errClosing)
+		}
 	}
 	if err := rt.Signal(id, syscall.SIGKILL); err != nil && !errors.Is(err, oci.ErrNotRunning) {
 		return fmt.Errorf("kill container %s: %w", id, err)
@@ -165,7 +168,12 @@ func (s *Service) beginStop(ctx context.Context, id string) (*sandbox.Container,
 	return c, rt, nil
 }
 
-// waitGrace waits until the init has ended (true) or the grace is over.
+// errClosing: the daemon ends within a grace period. The container lives on, and
+// a later daemon is asked again.
+var errClosing = errors.New("the daemon is stopping; the container was signalled but not killed")
+
+// waitGrace waits until the init has ended (true), the grace is over or the
+// service is closed.
 func (s *Service) waitGrace(rt oci.Runtime, id string, st *stop, gone <-chan struct{}) bool {
 	ask := time.NewTicker(time.Second)
 	defer ask.Stop()
@@ -186,6 +194,9 @@ func (s *Service) waitGrace(rt oci.Runtime, id string, st *stop, gone <-chan str
 		case <-st.shorter:
 		case <-limit.C:
 		case <-ask.C:
+		case <-s.closing:
+			limit.Stop()
+			return false
 		}
 		limit.Stop()
 	}

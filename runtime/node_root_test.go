@@ -72,8 +72,9 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// newNode brings a node up with a bridge network and an image.
-func newNode(t *testing.T) *node {
+// newNode brings a node up with a bridge network and an image. prepare sees its
+// directories before they are used.
+func newNode(t *testing.T, prepare ...func(*node)) *node {
 	t.Helper()
 	if os.Geteuid() != 0 {
 		t.Skipf("skipped: needs root, runs as uid %d", os.Geteuid())
@@ -88,6 +89,9 @@ func newNode(t *testing.T) *node {
 	t.Cleanup(n.removeFiles)
 	for _, sub := range []string{"root", "state", "net.d", "bin", "ctl", "pause", "share", "logs"} {
 		must(t, os.Mkdir(filepath.Join(dir, sub), 0o755))
+	}
+	for _, f := range prepare {
+		f(n)
 	}
 	n.pinNode()
 	n.scripts()

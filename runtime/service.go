@@ -55,7 +55,8 @@ type Service struct {
 	handlers   []*cri.RuntimeHandler
 	features   *cri.RuntimeFeatures
 
-	creating   sync.RWMutex // read-held while the OCI runtime makes cgroups
+	creating   sync.RWMutex  // read-held while the OCI runtime makes cgroups
+	closing    chan struct{} // closed by Close
 	background sync.WaitGroup
 	warned     sync.Map // texts of warnings that were logged
 }
@@ -71,14 +72,17 @@ func New(p Parts) (*Service, error) {
 		bootID:     strings.TrimSpace(string(boot)),
 		operations: operation.NewGroup(),
 		locks:      operation.NewLocks(),
+		closing:    make(chan struct{}),
 		stops:      stops{running: map[string]*stop{}},
 		exits:      exits{waiting: map[string]chan struct{}{}},
 		stats:      stats.NewCollector(stats.OpenCgroups(stats.DefaultRoot), rootfs.Usage),
 	}, nil
 }
 
-// Close waits for running operations until ctx ends. Containers go on.
+// Close waits for running operations until ctx ends, but for no grace period.
+// Containers go on. To be called once.
 func (s *Service) Close(ctx context.Context) {
+	close(s.closing)
 	s.operations.Wait(ctx)
 	done := make(chan struct{})
 	go func() { s.background.Wait(); close(done) }()

@@ -55,6 +55,7 @@ var codeOf = []struct {
 	{image.ErrInvalidImage, codes.InvalidArgument},
 	{network.ErrNotReady, codes.Unavailable},
 	{oci.ErrMonitorUnavailable, codes.Unavailable},
+	{errClosing, codes.Unavailable},
 	{rootfs.ErrTooManyLayers, codes.InvalidArgument},
 }
 

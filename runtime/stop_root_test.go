@@ -145,3 +145,60 @@ func TestRemovalOutlivesItsCaller(t *testing.T) {
 	n.removePod(pod)
 	n.empty("removal")
 }
+
+// A daemon that ends does not wait for graces, nor does it cut them short.
+func TestRestartWithinAGracePeriod(t *testing.T) {
+	n := newNode(t)
+	id := n.runContainer(n.runPod(n.hostPod("web")), "c", stubborn)
+	n.waitFile("ready")
+	ended := make(chan error, 1)
+	s := n.Service
+	go func() {
+		_, err := s.StopContainer(context.Background(), &cri.StopContainerRequest{ContainerId: id, Timeout: 600})
+		ended <- err
+	}()
+	eventually(t, "the stop has begun", func() bool {
+		s.stops.mu.Lock()
+		defer s.stops.mu.Unlock()
+		return len(s.stops.running) == 1
+	})
+	began := time.Now()
+	n.restart(nil)
+	if took := time.Since(began); took > 15*time.Second {
+		t.Errorf("the restart took %v", took)
+	}
+	n.refused("stop", <-ended, codes.Unavailable, "stop container "+id, "the daemon is stopping")
+	if st := n.status(id); st.GetState() != cri.ContainerState_CONTAINER_RUNNING {
+		t.Errorf("status %v", st)
+	}
+	must(t, n.stop(t.Context(), id, 0))
+	if st := n.status(id); st.GetExitCode() != 137 {
+		t.Errorf("status %v", st)
+	}
+}
+
+// What a container leaves running in a PID namespace that is not its own is
+// killed when its init ends.
+func TestProcessesEndWithTheirContainer(t *testing.T) {
+	n := newNode(t)
+	for name, r := range map[string]*cri.RunPodSandboxRequest{"node": n.hostPod("node"), "pod": sharedPIDs(n.hostPod("pod"))} {
+		if name == "node" {
+			nsOptions(r).Pid = cri.NamespaceMode_NODE
+		}
+		id := n.runContainer(n.runPod(r), "c", "setsid sleep 600 & sleep 0.1; exit 6")
+		if st := n.exited(id); st.GetExitCode() != 6 {
+			t.Errorf("%s: %v", name, st)
+		}
+		eventually(t, "its other process is gone", func() bool { return n.processes(id) == "" })
+	}
+}
+
+// processes lists what is in a container's cgroup.
+func (n *node) processes(id string) string {
+	var out string
+	for _, root := range cgroupRoots(n.t) {
+		b, _ := os.ReadFile(root + n.parent + "/" + id + "/cgroup.procs")
+		out += string(b)
+	}
+	return out
+}

@@ -12,6 +12,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/opencontainers/runtime-spec/specs-go/features"
@@ -58,6 +59,10 @@ func sentinelOf(stderr string) error {
 	case strings.Contains(stderr, "container not running"), strings.Contains(stderr, "container is not running"),
 		strings.Contains(stderr, "cannot exec in a stopped container"), strings.Contains(stderr, "cannot exec a container that has stopped"):
 		return oci.ErrNotRunning
+	case strings.Contains(stderr, syscall.ENOSPC.Error()):
+		return syscall.ENOSPC
+	case strings.Contains(stderr, syscall.EDQUOT.Error()):
+		return syscall.EDQUOT
 	}
 	return nil
 }

@@ -134,7 +134,7 @@ func (r *Runtime) createError(c monitor.Create, err error) error {
 	if text == "" && refused.ExitCode < 0 {
 		text = refused.Text
 	}
-	return &oci.ExecError{Args: c.Args, ExitCode: refused.ExitCode, Stderr: bounded(text)}
+	return &oci.ExecError{Args: c.Args, ExitCode: refused.ExitCode, Stderr: bounded(text), Err: sentinelOf(text)}
 }
 
 // Start implements oci.Runtime.
