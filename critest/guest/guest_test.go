@@ -9,6 +9,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -61,6 +62,11 @@ func TestScriptGivesEveryStatus(t *testing.T) {
 	if err := os.WriteFile(program, []byte("#!/bin/sh\necho \"--- PASS: $(basename \"$PWD\") $BERTH_GUEST ${BERTH_TEST_SLOW}x $4 $5\"\ncase $PWD in *bad) exit 3;; esac\n"), 0o700); err != nil {
 		t.Fatal(err)
 	}
+	t.Setenv("VM_SLOW", "")
+	if n, err := strconv.Atoi(slowness()); err != nil || n < 6 || n > 18 {
+		t.Errorf("by itself the factor is %d, %v; want 6 to 18", n, err)
+	}
+	t.Setenv("VM_SLOW", "6")
 	text := script(top, []suite{{"it's bad", program, "^(A|B)$"}, {"good", program, "C"}})
 	out, err := exec.Command("bash", "-c", text).CombinedOutput()
 	if err != nil {
