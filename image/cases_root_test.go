@@ -334,3 +334,18 @@ func TestALayerBelowALink(t *testing.T) {
 		t.Errorf("a hard link to nothing: %v", err)
 	}
 }
+
+func TestAnImageWithoutLayers(t *testing.T) {
+	leakcheck.Start(t)
+	reg := newRegistry(t)
+	_, id := reg.push("none", "1")
+	s := open(t, t.TempDir(), nil, reg)
+	mustPull(t, s, reg.ref("none:1"))
+	r, err := s.Resolve(id)
+	if err != nil || len(r.Layers) != 0 || r.Size == 0 {
+		t.Errorf("%+v %v", r, err)
+	}
+	if got := ls(t, mounted(t, s, id)); len(got) != 0 {
+		t.Errorf("the root has %q", got)
+	}
+}

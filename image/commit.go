@@ -206,8 +206,11 @@ func (r *run) storeBlobs(img *saved) error {
 		}
 		img.Blobs = appendNew(img.Blobs, doc.digest)
 	}
-	for d, file := range r.kept {
-		if err := r.store.blobs.Adopt(d, file); err != nil {
+	for d, f := range r.kept {
+		if err := f.Close(); err != nil {
+			return fmt.Errorf("keep layer %s: %w", d, err)
+		}
+		if err := r.store.blobs.Adopt(d, f.Name()); err != nil {
 			return err
 		}
 		delete(r.kept, d)

@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"os"
 	"path/filepath"
 	"syscall"
@@ -224,28 +223,9 @@ func (r *run) keep(in io.Reader, blob digest.Digest) (io.Reader, error) {
 		return nil, fmt.Errorf("keep layer %s: %w", blob, err)
 	}
 	r.mu.Lock()
-	r.kept[blob] = f.Name()
+	r.kept[blob] = f
 	r.mu.Unlock()
-	return &keeper{in: in, file: f}, nil
-}
-
-// keeper is a TeeReader that closes its file at the end.
-type keeper struct {
-	in   io.Reader
-	file *os.File
-}
-
-func (k *keeper) Read(b []byte) (int, error) {
-	n, err := k.in.Read(b)
-	if _, writeErr := k.file.Write(b[:n]); writeErr != nil && !errors.Is(writeErr, fs.ErrClosed) {
-		return n, writeErr
-	}
-	if err != nil {
-		if closeErr := k.file.Close(); err == io.EOF && closeErr != nil && !errors.Is(closeErr, fs.ErrClosed) {
-			return n, closeErr
-		}
-	}
-	return n, err
+	return io.TeeReader(in, f), nil
 }
 
 // PutManifest has nothing to store yet: Commit does, with everything else.

@@ -3,6 +3,7 @@ package image
 import (
 	"path/filepath"
 	"sync"
+	"time"
 
 	"berth/image/layer"
 )
@@ -61,6 +62,11 @@ func (d *durability) sync() error {
 	if err := layer.SyncFS(root); err != nil {
 		return err
 	}
+	select {
+	case <-d.stop:
+		return nil // it took too long for close, the store is somebody else's
+	default:
+	}
 	for _, e := range pending {
 		if err := d.store.layers.markDurable(e); err != nil {
 			return err
@@ -85,7 +91,12 @@ func (d *durability) sync() error {
 	return nil
 }
 
+// close does not wait for a slow disk: what is not marked by then is marked
+// after the next start.
 func (d *durability) close() {
 	close(d.stop)
-	<-d.done
+	select {
+	case <-d.done:
+	case <-time.After(2 * time.Second):
+	}
 }

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
 	"runtime"
 	"slices"
 	"sync"
@@ -37,10 +38,10 @@ type run struct {
 	sizeOf map[digest.Digest]int64         // blob → size by the manifest
 
 	mu    sync.Mutex
-	have  map[digest.Digest]*entry // by diffID; each counted once as used
-	mine  map[digest.Digest]*claim // by blob digest
-	kept  map[digest.Digest]string // layer blobs set aside, by digest
-	first error                    // the first error of a layer; guarded by mu
+	have  map[digest.Digest]*entry   // by diffID; each counted once as used
+	mine  map[digest.Digest]*claim   // by blob digest
+	kept  map[digest.Digest]*os.File // layer blobs set aside, by digest
+	first error                      // the first error of a layer; guarded by mu
 }
 
 func (r *run) leaf() document { return r.docs[len(r.docs)-1] }
@@ -136,7 +137,7 @@ func (r *run) mapBlobs() error {
 
 // copy fetches the layers and records the image.
 func (r *run) copy(ctx context.Context) error {
-	r.have, r.mine, r.kept = map[digest.Digest]*entry{}, map[digest.Digest]*claim{}, map[digest.Digest]string{}
+	r.have, r.mine, r.kept = map[digest.Digest]*entry{}, map[digest.Digest]*claim{}, map[digest.Digest]*os.File{}
 	// The real policy has been asked; the library asks again, about our end.
 	admit, err := signature.NewPolicyContext(&signature.Policy{
 		Default: signature.PolicyRequirements{signature.NewPRInsecureAcceptAnything()},
@@ -190,21 +191,22 @@ func (r *run) close() {
 		delete(r.have, d)
 		r.store.layers.release(e)
 	}
-	for d, file := range r.kept {
+	for d, f := range r.kept {
 		delete(r.kept, d)
-		_ = r.store.disk.removeAll(file)
+		f.Close()
+		_ = r.store.disk.removeAll(f.Name()) // else it goes at the next start
 	}
 }
 
 func wanted(sys *types.SystemContext) string {
-	os, arch := "linux", runtime.GOARCH
+	system, arch := "linux", runtime.GOARCH
 	if sys != nil && sys.OSChoice != "" {
-		os = sys.OSChoice
+		system = sys.OSChoice
 	}
 	if sys != nil && sys.ArchitectureChoice != "" {
 		arch = sys.ArchitectureChoice
 	}
-	return os + "/" + arch
+	return system + "/" + arch
 }
 
 func readerOf(data []byte) io.ReadCloser { return io.NopCloser(bytes.NewReader(data)) }
