@@ -31,7 +31,7 @@ func (s *server) adopt(conn *monitor.Conn, info *monitor.Container, fds map[stri
 	if err := s.reserve(info.ID); err != nil {
 		return err
 	}
-	c := &container{info: *info, stdin: -1, pidfd: -1}
+	c := &container{info: *info, stdin: -1, buffer: -1, pidfd: -1}
 	c.info.Exit = nil
 	if c.info.IO.MaxLine < 1 {
 		c.info.IO.MaxLine = 16384
@@ -69,6 +69,11 @@ func (c *container) takeOver(fds map[string]int) (err error) {
 		}
 	}
 	c.stdin = take(fds, monitor.FDStdin)
+	if c.buffer = take(fds, monitor.FDBuffer); c.buffer < 0 && c.info.IO.Terminal {
+		if c.buffer, err = bufferPipe(); err != nil {
+			return err
+		}
+	}
 	if err := c.takeOverLog(take(fds, monitor.FDTape), take(fds, monitor.FDLog)); err != nil {
 		return err
 	}

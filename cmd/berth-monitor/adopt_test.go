@@ -23,7 +23,7 @@ func TestAdoptionGoesOnInTheReopenedLog(t *testing.T) {
 			t.Fatal(err)
 		}
 		logFD := map[string]int{"old": duplicate(old), "new": duplicate(l.fd), "none": -1}
-		next := &container{pidfd: -1, stdin: -1, streams: b.c.streams}
+		next := &container{pidfd: -1, stdin: -1, buffer: -1, streams: b.c.streams}
 		next.info.IO.LogPath, next.info.IO.MaxLine = b.path, 64
 		if err := next.takeOverLog(duplicate(l.tape.fd), logFD[parked]); err != nil {
 			t.Fatal(err)
@@ -51,7 +51,7 @@ func TestAdoptionWithoutATape(t *testing.T) {
 	if _, err := unix.Write(l.fd, []byte(whole+"2026-01-01T00:00:00.000000000Z stdout F to")); err != nil {
 		t.Fatal(err)
 	}
-	next := &container{pidfd: -1, stdin: -1}
+	next := &container{pidfd: -1, stdin: -1, buffer: -1}
 	next.info.IO.LogPath, next.info.IO.MaxLine = b.path, 64
 	if err := next.takeOverLog(-1, -1); err != nil {
 		t.Fatal(err)

@@ -26,10 +26,11 @@ const logLimit = 3 * time.Second
 
 // container is one container of the monitor.
 type container struct {
-	info  monitor.Container
-	log   *logFile
-	pidfd int
-	stdin int // write end, -1: none
+	info   monitor.Container
+	log    *logFile
+	pidfd  int
+	stdin  int // write end, -1: none
+	buffer int // pipe of a pty, -1: none
 
 	streams [2]*os.File // read ends; [0] is the master with a pty; nil: none
 	pumps   sync.WaitGroup
@@ -155,7 +156,7 @@ func (p *pumping) expired() bool {
 
 func (c *container) take(stream, fd int) (int64, error) {
 	if c.info.IO.Terminal {
-		return c.log.tape.read(stream, fd)
+		return c.log.tape.read(stream, fd, c.buffer)
 	}
 	return c.log.tape.fill(stream, fd)
 }
@@ -255,11 +256,10 @@ func (c *container) close() {
 		}
 	}
 	c.log.close()
-	if c.stdin >= 0 {
-		_ = unix.Close(c.stdin)
-	}
-	if c.pidfd >= 0 {
-		_ = unix.Close(c.pidfd)
+	for _, fd := range []int{c.stdin, c.buffer, c.pidfd} {
+		if fd >= 0 {
+			_ = unix.Close(fd)
+		}
 	}
 }
 
@@ -301,6 +301,7 @@ func (c *container) park(conn *monitor.Conn) error {
 		add(monitor.FDLog, file)
 		add(monitor.FDTape, tape)
 		add(monitor.FDStdin, duplicate(c.stdin))
+		add(monitor.FDBuffer, duplicate(c.buffer))
 		add(monitor.FDPid, duplicate(c.pidfd))
 	}
 	c.mu.Unlock()

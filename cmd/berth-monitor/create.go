@@ -37,7 +37,7 @@ func (s *server) create(key call, r *monitor.Create) (*monitor.Container, error)
 	if err := s.reserve(r.ID); err != nil {
 		return nil, err
 	}
-	k := &creation{s: s, r: r, key: key, c: &container{pidfd: -1, stdin: -1}}
+	k := &creation{s: s, r: r, key: key, c: &container{pidfd: -1, stdin: -1, buffer: -1}}
 	err := errors.New("create: panic in the monitor; see its log")
 	guard("create "+r.ID, func() { err = k.run() })
 	k.closeChild()
@@ -98,6 +98,9 @@ func (k *creation) openOutput() error {
 		k.console, err = net.ListenUnix("unix", &net.UnixAddr{Name: k.r.ConsoleSocket, Net: "unix"})
 		if err != nil {
 			return fmt.Errorf("listen for the console: %w", err)
+		}
+		if k.c.buffer, err = bufferPipe(); err != nil {
+			return err
 		}
 		// Nobody else's output must get lost, so the runtime's own goes to a pipe.
 		k.child[1], k.child[2], err = os.Pipe()

@@ -67,7 +67,7 @@ func newBench(t testing.TB, maxLine int) *bench {
 	if err != nil {
 		t.Fatal(err)
 	}
-	b.c = &container{log: &logFile{path: b.path, tape: tp, fd: fd}, pidfd: -1, stdin: -1}
+	b.c = &container{log: &logFile{path: b.path, tape: tp, fd: fd}, pidfd: -1, stdin: -1, buffer: -1}
 	b.c.info.ID = "test"
 	for i := range b.c.streams {
 		if b.c.streams[i], b.write[i], err = pipe(0, 0); err != nil {

@@ -148,9 +148,29 @@ func (t *tape) fill(stream int, pipe int) (int64, error) {
 	}
 }
 
-// read is fill for what splice cannot read, a pty. A kill between the read and
-// the store after it would lose these bytes.
-func (t *tape) read(stream int, fd int) (int64, error) {
+// read is fill for what splice cannot move to a file in one step, a pty: by way
+// of a pipe that is parked too. Where not even that is possible, a kill between
+// the read and the store after it loses these bytes.
+func (t *tape) read(stream int, tty, buffer int) (int64, error) {
+	n, err := t.fill(stream, buffer) // what an earlier monitor left there
+	if err != unix.EAGAIN {
+		return n, err
+	}
+	for {
+		n, err = unix.Splice(tty, nil, buffer, nil, turn, unix.SPLICE_F_NONBLOCK)
+		switch {
+		case err == unix.EINTR:
+			continue
+		case err == unix.EINVAL:
+			return t.copy(stream, tty)
+		case err != nil || n == 0:
+			return 0, err
+		}
+		return t.fill(stream, buffer)
+	}
+}
+
+func (t *tape) copy(stream int, fd int) (int64, error) {
 	t.rewind(stream)
 	head := t.get(wordHead + stream)
 	for {
@@ -161,7 +181,7 @@ func (t *tape) read(stream int, fd int) (int64, error) {
 		if n > 0 {
 			t.set(wordHead+stream, head+int64(n))
 		}
-		return int64(n), err
+		return max(int64(n), 0), err
 	}
 }
 
@@ -221,6 +241,21 @@ func pipe(uid, gid uint32) (read *os.File, write *os.File, err error) {
 	}
 	// Not os.NewFile's poller: this end only passes through.
 	return read, os.NewFile(uintptr(w), "pipe"), nil
+}
+
+// bufferPipe is a pipe with both ends in one descriptor, so that it never ends.
+func bufferPipe() (int, error) {
+	var p [2]int
+	if err := unix.Pipe2(p[:], unix.O_CLOEXEC); err != nil {
+		return -1, fmt.Errorf("make pipe: %w", err)
+	}
+	defer unix.Close(p[0])
+	defer unix.Close(p[1])
+	fd, err := unix.Open(fmt.Sprintf("/proc/self/fd/%d", p[0]), unix.O_RDWR|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return -1, fmt.Errorf("open pipe: %w", err)
+	}
+	return fd, nil
 }
 
 func ownPipe(p [2]int, uid, gid uint32) (*os.File, error) {

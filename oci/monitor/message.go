@@ -34,6 +34,7 @@ const (
 	FDStderr = "stderr" // read end of the pipe
 	FDStdin  = "stdin"  // write end of the pipe
 	FDTTY    = "tty"    // master of the pty
+	FDBuffer = "buffer" // pipe between the pty and the tape
 	FDLog    = "log"    // the open log file
 	FDTape   = "tape"   // memfd of what is read and not yet logged
 	FDPid    = "pidfd"  // of the init
