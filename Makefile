@@ -169,7 +169,7 @@ install: build
 	@install -D -m 0755 $(BIN)/berth $(DESTDIR)/usr/local/bin/berth
 	install -D -m 0755 $(BIN)/berth-monitor $(DESTDIR)/usr/local/bin/berth-monitor
 	install -D -m 0644 packaging/berth.service $(DESTDIR)/etc/systemd/system/berth.service
-	[ -e $(DESTDIR)/etc/berth/config.toml ] || { mkdir -p $(DESTDIR)/etc/berth; $(BIN)/berth config default >$(DESTDIR)/etc/berth/config.toml; }
+	[ -e $(DESTDIR)/etc/berth/config.toml ] || install -D -m 0644 packaging/config.toml $(DESTDIR)/etc/berth/config.toml
 
 clean: ## remove what build made (make deps' folder .deps stays)
 	@rm -rf $(BIN)
