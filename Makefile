@@ -100,24 +100,42 @@ demo: deps build parts
 
 test: ## everything below that fits in a few minutes: unit, root, cases, critest
 test: deps build parts
-	@$(MAKE) --no-print-directory unit
-	$(MAKE) --no-print-directory root
-	$(MAKE) --no-print-directory cases
-	$(MAKE) --no-print-directory critest
+	@failed=() took=()
+	for part in unit root cases critest; do
+	  echo; echo "== make $$part"
+	  begin=$$SECONDS
+	  $(MAKE) --no-print-directory $$part || failed+=($$part)
+	  took+=("$$part $$((SECONDS - begin)) s")
+	done
+	echo; printf '%s, ' "$${took[@]}"; echo
+	(( $${#failed[@]} == 0 )) || { echo "failed: $${failed[*]}"; exit 1; }
+	echo "all passed"
+
+# go's lines per package, what failing tests said, and what was skipped and why.
+TESTLOG = $(BIN)/berth-testlog
+$(TESTLOG): critest/testlog/main.go
+	@cd critest
+	go build -o $@ ./testlog
 
 unit: ## tests that need no root
-unit: parts
-	@go test -p 2 $$(go list -f '{{.Dir}}' ./... | grep -vxF "$$(realpath $(ROOT_PACKAGES))")
-	go test -p 2 -skip '$(ROOT_TESTS)' $(ROOT_PACKAGES)
-	cd critest && go test -p 2 ./registry ./images ./node ./house ./conformance
+unit: parts $(TESTLOG)
+	@{
+	  code=0
+	  go test -p 2 -json $$(go list -f '{{.Dir}}' ./... | grep -vxF "$$(realpath $(ROOT_PACKAGES))") || code=1
+	  go test -p 2 -json -skip '$(ROOT_TESTS)' $(ROOT_PACKAGES) || code=1
+	  cd critest
+	  go test -p 2 -json ./registry ./images ./node ./house ./testlog ./conformance ./guest || code=1
+	  exit $$code
+	} | $(TESTLOG)
 
 root: ## tests with real runc, CNI plugins and overlay (needs root)
-root: build
-	@go test -p 2 -count=1 -v -run '$(ROOT_TESTS)' $(ROOT_PACKAGES) | $(QUIET)
+root: build $(TESTLOG)
+	@go test -p 2 -count=1 -json -run '$(ROOT_TESTS)' $(ROOT_PACKAGES) | $(TESTLOG) -names
 
 cases: ## tests over the socket: public bug cases and bad input (needs root)
-cases: build parts
-	@cd critest && go test -count=1 -v -timeout 15m ./cases ./demo | $(QUIET)
+cases: build parts $(TESTLOG)
+	@cd critest
+	go test -p 1 -count=1 -json -timeout 15m ./cases ./demo | $(TESTLOG) -names
 
 critest: ## the CRI conformance suite, a table per group (needs root)
 critest: build parts
@@ -147,9 +165,6 @@ guest: build parts
 	@cd critest
 	go build -o $(BIN)/berth-guest ./guest
 	exec $(BIN)/berth-guest $(or $(PACKAGES),$(ROOT_PACKAGES) critest/guest/smoke)
-
-# Keeps results, skips and whatever a failing test said.
-QUIET = awk '/^=== |^--- PASS|^    --- PASS|^PASS$$/ {next} {print}'
 
 # CRI's deprecated fields are still sent by callers that berth serves.
 STATICCHECK = $(DEPS)/bin/staticcheck -checks inherit,-SA1019
