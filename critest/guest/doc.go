@@ -22,6 +22,7 @@
 //	guest [FLAG...] -c COMMAND
 //
 // Flags have defaults in the environment, for use through make: VM_SUITE,
-// VM_APPEND, VM_RUN, VM_TIMEOUT, VM_VERBOSE; VM_SLOW is the factor for limits of time. Exit status: 0 all passed; 1 a test failed, none
-// ran, or there is no guest; with -c, the command's own.
+// VM_APPEND, VM_RUN, VM_TIMEOUT, VM_VERBOSE; VM_SLOW is the factor for limits of
+// time. `make guest PACKAGES=...` names the packages. Exit status: 0 all passed; 1 a
+// test failed, none ran, or there is no guest; with -c, the command's own.
 package main
