@@ -274,6 +274,9 @@ func (s *Service) newContainer(sb *sandbox.Sandbox, config *cri.ContainerConfig,
 
 // findImage takes the image that the kubelet names, by id or reference.
 func (s *Service) findImage(i *cri.ImageSpec) (*image.Record, error) {
+	if err := checkReference(i.GetImage()); err != nil {
+		return nil, fmt.Errorf("config: %w", err)
+	}
 	img, err := s.Images.Resolve(i.GetImage())
 	if err != nil {
 		return nil, fmt.Errorf("config.image.image: %w", err)

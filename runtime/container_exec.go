@@ -12,9 +12,13 @@ import (
 	"berth/oci/spec"
 )
 
-// execOutput is how much of each stream ExecSync returns; the rest is dropped,
-// as CRI says.
-const execOutput = 16 << 20
+// execOutput is how much of each stream ExecSync keeps; the rest is dropped, as
+// CRI says. execReply bounds both together: the kubelet and crictl take no
+// message of more than 16 MiB, its framing included.
+const (
+	execOutput = 16 << 20
+	execReply  = 16<<20 - 4<<10
+)
 
 // ExecSync runs a command in a container to its end. When timeout seconds
 // (0: none) have passed, every process of the command is killed and the error
@@ -50,5 +54,16 @@ func (s *Service) ExecSync(ctx context.Context, req *cri.ExecSyncRequest) (*cri.
 		}
 		return nil, fmt.Errorf("exec in container %s: %w", c.ID, err)
 	}
-	return &cri.ExecSyncResponse{Stdout: r.Stdout, Stderr: r.Stderr, ExitCode: r.ExitCode}, nil
+	stdout, stderr := fitReply(r.Stdout, r.Stderr, execReply)
+	return &cri.ExecSyncResponse{Stdout: stdout, Stderr: stderr, ExitCode: r.ExitCode}, nil
+}
+
+// fitReply cuts two streams so that together they are at most room bytes. The
+// shorter one stays whole when it takes no more than half of it.
+func fitReply(stdout, stderr []byte, room int) ([]byte, []byte) {
+	if len(stdout)+len(stderr) <= room {
+		return stdout, stderr
+	}
+	stdout = stdout[:min(len(stdout), room-min(len(stderr), room/2))]
+	return stdout, stderr[:min(len(stderr), room-len(stdout))]
 }

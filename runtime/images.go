@@ -20,12 +20,26 @@ type imageService struct {
 	service *Service
 }
 
+// maxReference is longer than any reference: a name has at most 255 bytes, a
+// tag 128, a digest 136.
+const maxReference = 1024
+
+func checkReference(ref string) error {
+	if ref == "" {
+		return fmt.Errorf("%w: image.image is empty", errInvalid)
+	}
+	if len(ref) > maxReference {
+		return fmt.Errorf("%w: image.image is longer than %d bytes", errInvalid, maxReference)
+	}
+	return nil
+}
+
 // PullImage fetches an image and returns its id, the config digest. A caller
 // that gives up ends a pull nobody else waits for.
 func (i *imageService) PullImage(ctx context.Context, req *cri.PullImageRequest) (*cri.PullImageResponse, error) {
 	ref := req.GetImage().GetImage()
-	if ref == "" {
-		return nil, fmt.Errorf("%w: image.image is empty", errInvalid)
+	if err := checkReference(ref); err != nil {
+		return nil, err
 	}
 	if _, err := i.service.handler(req.GetImage().GetRuntimeHandler()); err != nil {
 		return nil, err
@@ -60,6 +74,9 @@ func prefixed(word string, err error) error {
 func (i *imageService) ListImages(_ context.Context, req *cri.ListImagesRequest) (*cri.ListImagesResponse, error) {
 	reply := &cri.ListImagesResponse{}
 	if ref := req.GetFilter().GetImage().GetImage(); ref != "" {
+		if err := checkReference(ref); err != nil {
+			return nil, err
+		}
 		r, err := i.service.Images.Resolve(ref)
 		if errors.Is(err, image.ErrNotFound) {
 			return reply, nil
@@ -79,8 +96,8 @@ func (i *imageService) ListImages(_ context.Context, req *cri.ListImagesRequest)
 // ImageStatus answers from memory; an absent image is no error but an empty reply.
 func (i *imageService) ImageStatus(_ context.Context, req *cri.ImageStatusRequest) (*cri.ImageStatusResponse, error) {
 	ref := req.GetImage().GetImage()
-	if ref == "" {
-		return nil, fmt.Errorf("%w: image.image is empty", errInvalid)
+	if err := checkReference(ref); err != nil {
+		return nil, err
 	}
 	r, err := i.service.Images.Resolve(ref)
 	if errors.Is(err, image.ErrNotFound) {
@@ -107,8 +124,8 @@ func (i *imageService) ImageStatus(_ context.Context, req *cri.ImageStatusReques
 // RemoveImage removes an image with all its names; nil for one that is gone.
 func (i *imageService) RemoveImage(ctx context.Context, req *cri.RemoveImageRequest) (*cri.RemoveImageResponse, error) {
 	ref := req.GetImage().GetImage()
-	if ref == "" {
-		return nil, fmt.Errorf("%w: image.image is empty", errInvalid)
+	if err := checkReference(ref); err != nil {
+		return nil, err
 	}
 	if err := i.service.Images.Remove(ctx, ref); err != nil && !errors.Is(err, image.ErrNotFound) {
 		return nil, fmt.Errorf("remove image %q: %w", ref, err)

@@ -59,6 +59,7 @@ func serve(socket string, ready int) error {
 	debug.SetGCPercent(25)
 	debug.SetMemoryLimit(64 << 20)
 	// Caught, not ignored: containers would inherit that.
+	monitor.DefaultThreadSignals()
 	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE, syscall.SIGHUP, syscall.SIGINT)
 	unix.Umask(0o077)
 	lock, err := monitor.Lock(socket)

@@ -24,6 +24,9 @@ func imageCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
+			if socket, err = filepath.Abs(socket); err != nil {
+				return err
+			}
 			conn, err := grpc.NewClient("unix://"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
 			if err != nil {
 				return err

@@ -15,6 +15,7 @@ import (
 
 	"berth/image"
 	"berth/network"
+	"berth/oci/monitor"
 	"berth/runtime"
 	"berth/runtime/config"
 	"berth/runtime/resolve"
@@ -50,6 +51,7 @@ func serve(cfg config.Config) error {
 	log := logrus.NewEntry(logrus.StandardLogger())
 	notify := takeNotify()
 
+	monitor.DefaultThreadSignals()
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 	defer stop()
 	unlock, err := prepare(cfg)
