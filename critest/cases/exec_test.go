@@ -9,7 +9,6 @@ import (
 	"testing"
 	"time"
 
-	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
@@ -107,10 +106,11 @@ func TestExecSyncResult(t *testing.T) {
 	if err != nil || res.GetExitCode() != 7 || string(res.GetStdout()) != "out" || string(res.GetStderr()) != "err" {
 		t.Errorf("exec: %v, %v; want out, err and 7", res, err)
 	}
-	res, err = e.rt.ExecSync(e.ctx, &cri.ExecSyncRequest{ContainerId: id, Cmd: []string{"sh", "-c", "dd if=/dev/zero bs=1M count=20 2>/dev/null"}, Timeout: 30},
-		grpc.MaxCallRecvMsgSize(64<<20))
-	if err != nil || res.GetExitCode() != 0 || len(res.GetStdout()) != 16<<20 {
-		t.Errorf("exec with 20 MiB of output: %v, exit code %d, %d bytes; want success with 16 MiB", err, res.GetExitCode(), len(res.GetStdout()))
+	// The client here takes 16 MiB a message, as the kubelet does.
+	res, err = e.rt.ExecSync(e.ctx, &cri.ExecSyncRequest{ContainerId: id, Cmd: []string{"sh", "-c", "printf end >&2; dd if=/dev/zero bs=1M count=20 2>/dev/null"}, Timeout: 30})
+	if err != nil || res.GetExitCode() != 0 || len(res.GetStdout()) < 15<<20 || len(res.GetStdout()) > 16<<20 || string(res.GetStderr()) != "end" {
+		t.Errorf("exec with 20 MiB of output: %v, exit code %d, %d bytes, stderr %q; want success with nearly 16 MiB and the whole stderr",
+			err, res.GetExitCode(), len(res.GetStdout()), res.GetStderr())
 	}
 	_, err = e.rt.ExecSync(e.ctx, &cri.ExecSyncRequest{ContainerId: id, Cmd: []string{"/no/such/program"}})
 	if err == nil || !strings.Contains(err.Error(), "/no/such/program") {
