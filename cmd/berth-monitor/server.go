@@ -290,14 +290,24 @@ func pidfdEnded(fd int) bool {
 	return err == nil && n == 1
 }
 
-// forget drops an ended container.
+// recordPatience is how long the exit of an init that has ended may take to be
+// recorded: its last output is drained first.
+const recordPatience = 5 * time.Second
+
+// forget drops an ended container. The daemon may know of the end, by exit.json
+// or the pidfd, an instant before this process is done with it.
 func (s *server) forget(id string) error {
 	c, err := s.find(id)
 	if err != nil {
 		return err
 	}
-	if !c.ended() {
-		return fmt.Errorf("forget %s: its init, pid %d, has not ended", id, c.info.PID)
+	for until := time.Now().Add(recordPatience); !c.ended(); time.Sleep(time.Millisecond) {
+		c.mu.Lock()
+		alive := !pidfdEnded(c.pidfd)
+		c.mu.Unlock()
+		if alive || time.Now().After(until) {
+			return fmt.Errorf("forget %s: its init, pid %d, has not ended", id, c.info.PID)
+		}
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
