@@ -2,7 +2,7 @@
 // container, the reader of their output, the writer of their CRI logs and exit
 // records. It has no configuration and decides nothing; the daemon tells it what
 // to run (package oci/monitor has the protocol). It outlives the daemon, and
-// ends by itself when there is neither a daemon nor a container.
+// ends by itself when there is neither a daemon nor a living container.
 //
 // As `berth-monitor pause` it is PID 1 of a pod's shared PID namespace.
 //

@@ -19,7 +19,7 @@ import (
 	"berth/oci/monitor"
 )
 
-// lonely is how long a monitor without daemon and containers goes on.
+// lonely is how long a monitor without daemon and living containers goes on.
 const lonely = 3 * time.Second
 
 // maxRequests bounds the requests of one connection that run at a time.
@@ -105,16 +105,27 @@ func (s *server) run() {
 func (s *server) leave() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if len(s.containers) == 0 {
+	if !s.needed() {
 		_ = s.listener.Close()
 	}
+}
+
+// needed says whether a container lives or is being made: exit.json has all
+// there is to know of the others. The caller holds s.mu.
+func (s *server) needed() bool {
+	for _, c := range s.containers {
+		if c == nil || !c.ended() {
+			return true
+		}
+	}
+	return false
 }
 
 // checkIdle starts or stops the countdown of a lonely monitor.
 func (s *server) checkIdle() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	needed := s.daemon != nil || len(s.containers) > 0
+	needed := s.daemon != nil || s.needed()
 	switch {
 	case needed && s.idle != nil:
 		s.idle.Stop()
@@ -123,7 +134,7 @@ func (s *server) checkIdle() {
 		s.idle = time.AfterFunc(lonely, func() {
 			s.mu.Lock()
 			defer s.mu.Unlock()
-			if s.idle != nil && s.daemon == nil && len(s.containers) == 0 {
+			if s.idle != nil && s.daemon == nil && !s.needed() {
 				_ = s.listener.Close()
 			}
 		})
@@ -347,6 +358,7 @@ func (s *server) ended(c *container, status unix.WaitStatus, at time.Time, unkno
 		s.tell(func(conn *monitor.Conn) error {
 			return conn.Send(&monitor.Message{Op: monitor.OpExit, Exit: &exit})
 		})
+		s.checkIdle()
 	})
 }
 

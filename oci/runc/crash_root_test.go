@@ -221,6 +221,41 @@ func TestLonelyMonitorLeaves(t *testing.T) {
 	n.open()
 }
 
+// An ended container does not keep the monitor: its exit.json is enough.
+func TestMonitorLeavesEndedContainers(t *testing.T) {
+	n := newNode(t)
+	b := n.box("exit 6").run()
+	b.exit()
+	pid := n.client.MonitorPID()
+	_ = n.client.Close()
+	n.eventually("the monitor has left", func() bool { return !alive(pid) })
+	n.open()
+	if st := n.restore(b)[b.id]; st.Running || st.Exit == nil || st.Exit.Code != 6 || st.Exit.Unknown != "" {
+		t.Errorf("state = %+v", st)
+	}
+}
+
+// Whoever reads exit.json first may delete at once.
+func TestDeleteJustAfterTheExit(t *testing.T) {
+	n := newNode(t)
+	for range 20 {
+		b := n.box("sleep 1000").run()
+		_ = syscall.Kill(b.process.PID, syscall.SIGKILL)
+		for {
+			if _, err := monitor.ReadExit(b.bundle); err == nil {
+				break
+			}
+		}
+		if _, ok := n.runtime.Exited(b.id); !ok {
+			t.Error("the exit is not known")
+		}
+		if err := n.client.Forget(context.Background(), b.id); err != nil {
+			t.Error(err)
+		}
+		b.remove()
+	}
+}
+
 func TestCreateWhileTheMonitorDies(t *testing.T) {
 	n := newNode(t)
 	for i := range 6 {

@@ -76,16 +76,16 @@ func TestMain(m *testing.M) {
 // by itself.
 func newNode(t *testing.T) *node {
 	t.Helper()
-	leakcheck.Start(t)
-	binary, err := buildMonitor()
-	if err != nil {
-		t.Fatal(err)
-	}
 	dir, err := os.MkdirTemp("", "berth-runc") // short: it holds sockets
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	leakcheck.Start(t, leakcheck.Paths(dir))
+	binary, err := buildMonitor()
+	if err != nil {
+		t.Fatal(err)
+	}
 	n := &node{t: t, dir: dir, binary: binary, exits: map[string][]oci.Exit{}}
 	n.open()
 	t.Cleanup(n.end)
