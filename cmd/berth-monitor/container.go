@@ -263,20 +263,6 @@ func (c *container) close() {
 	}
 }
 
-// awaitEnd says whether the end is recorded. Of an init that has ended it is
-// soon, so it waits for that, at most for limit.
-func (c *container) awaitEnd(limit time.Duration) bool {
-	for end := time.Now().Add(limit); !c.ended(); time.Sleep(time.Millisecond) {
-		c.mu.Lock()
-		living := !c.gone && !pidfdEnded(c.pidfd)
-		c.mu.Unlock()
-		if living || time.Now().After(end) {
-			return false
-		}
-	}
-	return true
-}
-
 func (c *container) ended() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
