@@ -35,7 +35,7 @@ func TestDaemonAlone(t *testing.T) {
 	e := start(t, node.Options{})
 	e.pull(images.Busybox)
 	config := e.sandbox()
-	id := e.startContainer(e.run(config), command("main", "while :; do date +%s.%N >/now; sleep 0.1; done"), config)
+	id := e.startContainer(e.run(config), command("main", "i=0; while :; do i=$((i+1)); echo $i >/new; mv /new /now; sleep 0.05; done"), config)
 	out, code := e.berth("serve", "--config", filepath.Join(e.Dir, "config.toml"))
 	if code == 0 || !strings.Contains(out, e.Root()) {
 		t.Errorf("a second daemon: exit code %d, %q; want a refusal that names %s", code, out, e.Root())
@@ -58,10 +58,12 @@ func TestDaemonAlone(t *testing.T) {
 	if err := e.Launch(e.ctx); err != nil {
 		t.Fatal(err)
 	}
+	// Written by renaming, so that no half of it is ever read.
 	first := e.exec(id, "cat /now")
-	time.Sleep(300 * time.Millisecond)
-	if second := e.exec(id, "cat /now"); first == second {
-		t.Error("the container stands still after the daemon's restart")
+	for end := time.Now().Add(5 * time.Second); e.exec(id, "cat /now") == first; {
+		if time.Now().After(end) {
+			t.Fatal("the container stands still after the daemon's restart")
+		}
 	}
 	if s := e.status(id); s.GetState() != cri.ContainerState_CONTAINER_RUNNING {
 		t.Errorf("the container is %s, want running", s.GetState())
