@@ -106,7 +106,8 @@ func run(ctx context.Context) (int, error) {
 		o.folders[i] = filepath.Clean(folder)
 		s, err := compile(ctx, o.top, folder, out, o.run)
 		if err != nil {
-			broken = append(broken, err)
+			fmt.Fprintln(os.Stderr, "guest:", err) // at once: the run may take long
+			broken = append(broken, fmt.Errorf("%s did not compile", s.folder))
 			continue
 		}
 		suites = append(suites, s)

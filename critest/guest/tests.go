@@ -59,7 +59,7 @@ func compile(ctx context.Context, top, folder, out, pattern string) (suite, erro
 		module, inside = filepath.Join(top, "critest"), rest // a module of its own
 	}
 	s.program = filepath.Join(out, strings.ReplaceAll(folder, "/", "-")+".test")
-	build := exec.CommandContext(ctx, "go", "test", "-c", "-o", s.program, "./"+inside)
+	build := exec.CommandContext(ctx, "go", "test", "-c", "-tags", "containers_image_openpgp", "-o", s.program, "./"+inside)
 	build.Dir = module
 	// The guest's processor is the oldest that Go knows.
 	build.Env = append(os.Environ(), "CGO_ENABLED=0", "GOAMD64=v1")
