@@ -25,9 +25,14 @@ func TestB67ExitsWhileTheDaemonIsDown(t *testing.T) {
 	e.pull(images.Busybox)
 	config := e.sandbox()
 	pod := e.run(config)
+	signal := filepath.Join(e.Dir, "signal")
+	if err := os.Mkdir(signal, 0o755); err != nil {
+		t.Fatal(err)
+	}
 	codesByID := map[string]int32{}
 	for i := range 20 {
-		c := command(fmt.Sprintf("c%d", i), fmt.Sprintf("sleep 3; echo end; exit %d", 40+i))
+		c := command(fmt.Sprintf("c%d", i), fmt.Sprintf("while [ ! -e /signal/end ]; do sleep 0.2; done; echo end; exit %d", 40+i))
+		c.Mounts = []*cri.Mount{{HostPath: signal, ContainerPath: "/signal"}}
 		codesByID[e.startContainer(pod, c, config)] = int32(40 + i)
 	}
 	survivor := e.startContainer(pod, command("survivor", "sleep 1000"), config)
@@ -35,17 +40,23 @@ func TestB67ExitsWhileTheDaemonIsDown(t *testing.T) {
 		t.Fatal(err)
 	}
 	down := time.Now()
-	time.Sleep(4 * time.Second)
+	if err := os.WriteFile(filepath.Join(signal, "end"), nil, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	e.eventually("20 containers end by themselves", func() bool {
+		return !strings.Contains(strings.Join(e.Processes(), "\n"), "/signal/end")
+	})
+	time.Sleep(time.Second) // so that the times differ
+	up := time.Now()
 	if err := e.Launch(e.ctx); err != nil {
 		t.Fatal(err)
 	}
-	up := time.Now()
 	for id, want := range codesByID {
 		s := e.status(id)
 		if s.GetState() != cri.ContainerState_CONTAINER_EXITED || s.GetExitCode() != want {
 			t.Errorf("container %s is %s with code %d (%s), want exited with %d", s.GetMetadata().GetName(), s.GetState(), s.GetExitCode(), s.GetReason(), want)
 		}
-		if at := time.Unix(0, s.GetFinishedAt()); at.After(up.Add(-200*time.Millisecond)) || at.Before(down.Add(-3*time.Second)) {
+		if at := time.Unix(0, s.GetFinishedAt()); at.After(up) || at.Before(down) {
 			t.Errorf("container %s finished at %v; it ended while the daemon was down, %v to %v", s.GetMetadata().GetName(), at, down, up)
 		}
 		if out, _ := e.logs(id); out != "end\n" {
@@ -89,8 +100,8 @@ func TestB79CancelledStopKillsNothing(t *testing.T) {
 	e.pull(images.Busybox)
 	config := e.sandbox()
 	pod := e.run(config)
-	id := e.startContainer(pod, command("slow", "trap 'sleep 4; echo done; exit 0' TERM; while :; do sleep 0.1; done"), config)
-	time.Sleep(300 * time.Millisecond) // the trap is set
+	id := e.startContainer(pod, command("slow", "trap 'sleep 4; echo done; exit 0' TERM; echo ready; while :; do sleep 0.1; done"), config)
+	e.said(id, "ready\n")
 	ctx, cancel := context.WithTimeout(e.ctx, time.Second)
 	defer cancel()
 	_, err := e.rt.StopContainer(ctx, &cri.StopContainerRequest{ContainerId: id, Timeout: 30})
@@ -102,11 +113,11 @@ func TestB79CancelledStopKillsNothing(t *testing.T) {
 	if s := e.exited(id); s.GetExitCode() != 0 {
 		t.Errorf("exit code %d, want its own 0", s.GetExitCode())
 	}
-	if out, _ := e.logs(id); out != "done\n" {
-		t.Errorf("it logged %q, want done", out)
+	if out, _ := e.logs(id); out != "ready\ndone\n" {
+		t.Errorf("it logged %q, want ready and done", out)
 	}
-	stubborn := e.startContainer(pod, command("stubborn", "trap '' TERM; while :; do sleep 0.1; done"), config)
-	time.Sleep(300 * time.Millisecond)
+	stubborn := e.startContainer(pod, command("stubborn", "trap '' TERM; echo ready; while :; do sleep 0.1; done"), config)
+	e.said(stubborn, "ready\n")
 	ctx, cancel = context.WithTimeout(e.ctx, 300*time.Millisecond)
 	defer cancel()
 	_, err = e.rt.StopContainer(ctx, &cri.StopContainerRequest{ContainerId: stubborn, Timeout: 60})
@@ -138,10 +149,9 @@ func TestB83StopEndsEveryProcessOfASharedNamespace(t *testing.T) {
 		}
 		sibling := e.startContainer(pod, shared("sibling", "exec sleep 777"), config)
 		id := e.startContainer(pod, shared("many", fmt.Sprintf("sleep 90%d1 & setsid sleep 90%d2 & exec sleep 90%d3", i, i, i)), config)
-		time.Sleep(300 * time.Millisecond)
-		if n := strings.Count(strings.Join(e.Processes(), "\n"), fmt.Sprintf("sleep 90%d", i)); n != 3 {
-			t.Fatalf("%s: %d processes before the stop, want 3", mode, n)
-		}
+		e.eventually("three processes of the container", func() bool {
+			return strings.Count(strings.Join(e.Processes(), "\n"), fmt.Sprintf("sleep 90%d", i)) == 3
+		})
 		if _, err := e.rt.StopContainer(e.ctx, &cri.StopContainerRequest{ContainerId: id, Timeout: 1}); err != nil {
 			t.Errorf("%s: stop: %v", mode, err)
 		}
@@ -171,20 +181,10 @@ func TestB85NoContainerInAStoppedSandbox(t *testing.T) {
 	shared := pidMode(e.sandbox(), cri.NamespaceMode_POD)
 	pod = e.run(shared)
 	killPause(e)
-	end := time.Now().Add(5 * time.Second)
-	for {
+	e.eventually("the sandbox is not ready without its pause process", func() bool {
 		s, err := e.rt.PodSandboxStatus(e.ctx, &cri.PodSandboxStatusRequest{PodSandboxId: pod})
-		if err != nil {
-			t.Fatal(err)
-		}
-		if s.GetStatus().GetState() == cri.PodSandboxState_SANDBOX_NOTREADY {
-			break
-		}
-		if time.Now().After(end) {
-			t.Fatal("the sandbox is still ready 5 s after its pause process was killed")
-		}
-		time.Sleep(20 * time.Millisecond)
-	}
+		return err == nil && s.GetStatus().GetState() == cri.PodSandboxState_SANDBOX_NOTREADY
+	})
 	_, err = e.rt.CreateContainer(e.ctx, &cri.CreateContainerRequest{PodSandboxId: pod, Config: command("late", "true"), SandboxConfig: shared})
 	e.refused("create in a sandbox without its pause", err, codes.FailedPrecondition, pod)
 }
@@ -255,9 +255,7 @@ func TestB87MountOrderAndDescriptors(t *testing.T) {
 	if len(inside) != 4 { // the last is the folder that ls reads
 		t.Errorf("an exec sees descriptors %v, want 0, 1, 2 and ls's own", inside)
 	}
-	if out, _ := e.logs(id); len(strings.Fields(out)) != 4 {
-		t.Errorf("a container sees descriptors %q, want 0, 1, 2 and ls's own", out)
-	}
+	e.said(id, "0\n1\n2\n3\n")
 	for _, dir := range []string{"/proc/self/fd/7", "/proc/1/fd/8/x", "relative", "/a/../../proc/self/fd/9"} {
 		c := command("cwd", "pwd; ls")
 		c.WorkingDir = dir
@@ -281,24 +279,11 @@ func TestB89StreamsBelongToTheContainersUser(t *testing.T) {
 		if out := e.exec(id, "id -u; echo seen >/proc/1/fd/1; echo here >/dev/stderr; echo there >/dev/stdout"); out != "1000\nthere\n" {
 			t.Errorf("tty %v: exec says %q", tty, out)
 		}
-		want := []string{"to-stderr", "to-one", "to-stdout", "seen"}
-		end := time.Now().Add(5 * time.Second)
-		for {
-			stdout, stderr := e.logs(id)
-			missing := ""
-			for _, w := range want {
-				if !strings.Contains(stdout+stderr, w) {
-					missing = w
-				}
-			}
-			if missing == "" {
-				break
-			}
-			if time.Now().After(end) {
-				t.Errorf("tty %v: the log lacks %q: stdout %q, stderr %q", tty, missing, stdout, stderr)
-				break
-			}
-			time.Sleep(50 * time.Millisecond)
+		for _, want := range []string{"to-stderr", "to-one", "to-stdout", "seen"} {
+			e.eventually(fmt.Sprintf("tty %v: %q in the log", tty, want), func() bool {
+				stdout, stderr := e.logs(id)
+				return strings.Contains(stdout+stderr, want)
+			})
 		}
 	}
 }
@@ -318,9 +303,7 @@ func TestB105OpenFileLimitIsTheConfigured(t *testing.T) {
 			if got := e.exec(id, "echo $(ulimit -Sn) $(ulimit -Hn)"); got != "1024 8192\n" {
 				t.Errorf("an exec has %q, want 1024 8192", got)
 			}
-			if got, _ := e.logs(id); got != "1024 8192\n" {
-				t.Errorf("the container has %q, want 1024 8192", got)
-			}
+			e.said(id, "1024 8192\n")
 		})
 	}
 }

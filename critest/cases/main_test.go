@@ -211,6 +211,28 @@ func (e *env) exec(id, script string) string {
 	return string(res.GetStdout())
 }
 
+// eventually waits at most 10 s for something that comes by itself.
+func (e *env) eventually(what string, holds func() bool) {
+	e.Helper()
+	for end := time.Now().Add(10 * time.Second); !holds(); time.Sleep(10 * time.Millisecond) {
+		if time.Now().After(end) {
+			e.Fatalf("not within 10 s: %s", what)
+		}
+	}
+}
+
+// said waits until a running container has logged exactly this on stdout.
+func (e *env) said(id, text string) {
+	e.Helper()
+	last := ""
+	for end := time.Now().Add(10 * time.Second); last != text; time.Sleep(10 * time.Millisecond) {
+		if time.Now().After(end) {
+			e.Fatalf("container %s logged %q, want %q", id, last, text)
+		}
+		last, _ = e.logs(id)
+	}
+}
+
 // output runs script in a fresh container of the pod to its end, which must be
 // with 0, and returns what it logged on both streams.
 func (e *env) output(pod string, c *cri.ContainerConfig, sandbox *cri.PodSandboxConfig) string {
