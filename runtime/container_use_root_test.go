@@ -101,15 +101,15 @@ func TestUpdateContainerResources(t *testing.T) {
 		t.Errorf("the status tells %v", told)
 	}
 	for word, bad := range map[string]*cri.LinuxContainerResources{
-		"cpuset": {CpuShares: 2048, CpusetCpus: "9999"},
-		"quota":  {CpuShares: 2048, CpuQuota: 5, CpuPeriod: 100000},
-		"memory": {CpuShares: 2048, MemoryLimitInBytes: 4096},
+		"9999":                {CpuShares: 2048, CpusetCpus: "9999"},
+		`linux.cpu_quota "5"`: {CpuShares: 2048, CpuQuota: 5, CpuPeriod: 100000},
+		"4096":                {CpuShares: 2048, MemoryLimitInBytes: 4096},
 	} {
-		if err := update(bad); err == nil {
-			t.Errorf("%s: no error", word)
-		} else {
-			t.Logf("%s: %v", word, err)
+		code := codes.Unknown // the kernel's or runc's refusal
+		if bad.CpuQuota != 0 {
+			code = codes.InvalidArgument
 		}
+		n.refused(word, update(bad), code, word)
 		if got := n.limits(id); got != now {
 			t.Errorf("a refused update of %s changed %s to %s", word, now, got)
 		}

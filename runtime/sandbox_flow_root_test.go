@@ -279,3 +279,28 @@ func TestKilledPauseMakesThePodNotReady(t *testing.T) {
 		t.Errorf("record: %v", err)
 	}
 }
+
+// Pods that name no cgroup get one of their own, which goes with them.
+func TestDefaultCgroupGoesWithThePod(t *testing.T) {
+	n := newNode(t)
+	request := sharedPIDs(n.hostPod("web"))
+	request.Config.Linux.CgroupParent = ""
+	id := n.runPod(request)
+	n.runContainer(id, "c", forever)
+	there := func() (out []string) {
+		for _, root := range cgroupRoots(t) {
+			if _, err := os.Stat(root + defaultCgroup + "/" + id); err == nil {
+				out = append(out, root)
+			}
+		}
+		return out
+	}
+	if len(there()) == 0 {
+		t.Error("the pod has no cgroup")
+	}
+	n.removePod(id)
+	if left := there(); len(left) != 0 {
+		t.Errorf("the pod's cgroup is left in %q", left)
+	}
+	n.empty("removal")
+}
