@@ -2,11 +2,13 @@ package runtime
 
 import (
 	"context"
+	"errors"
 	"fmt"
 
 	"google.golang.org/protobuf/proto"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"berth/oci"
 	"berth/oci/spec"
 	"berth/sandbox"
 )
@@ -41,7 +43,8 @@ func (s *Service) UpdateContainerResources(ctx context.Context, req *cri.UpdateC
 		return nil, err
 	}
 	if err := rt.Update(ctx, c.ID, resources); err != nil {
-		return nil, fmt.Errorf("update resources of container %s: %w", c.ID, err)
+		err = fmt.Errorf("update resources of container %s: %w", c.ID, err)
+		return nil, errors.Join(err, s.restoreResources(ctx, rt, c))
 	}
 	merged := mergeResources(c.EffectiveResources(), req.GetLinux())
 	_, err = s.Records.Containers.Update(c.ID, func(c *sandbox.Container) {
@@ -51,6 +54,19 @@ func (s *Service) UpdateContainerResources(ctx context.Context, req *cri.UpdateC
 		s.Log.WithError(err).WithField("container", c.ID).Warn("record of updated resources")
 	}
 	return &cri.UpdateContainerResourcesResponse{}, nil
+}
+
+// restoreResources puts the limits in force back after a refused update: the OCI
+// runtime applies one controller after the other and keeps those that worked.
+func (s *Service) restoreResources(ctx context.Context, rt oci.Runtime, c *sandbox.Container) error {
+	resources, err := spec.UpdateResources(c.EffectiveResources(), s.Host)
+	if err == nil {
+		err = rt.Update(context.WithoutCancel(ctx), c.ID, resources)
+	}
+	if err != nil {
+		return fmt.Errorf("restore resources of container %s: %w", c.ID, err)
+	}
+	return nil
 }
 
 // mergeResources lays the fields set in change over those of old.

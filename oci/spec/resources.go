@@ -123,7 +123,15 @@ func UpdateResources(r *cri.LinuxContainerResources, host Host) (*rspec.LinuxRes
 		return nil, err
 	}
 	out, _, err := translateResources("linux", r, host)
-	return out, err
+	if err != nil {
+		return nil, err
+	}
+	if out.Memory != nil && out.Memory.Limit != nil {
+		// cgroup v2 would take a limit below what is in use and kill for it; v1 refuses.
+		check := true
+		out.Memory.CheckBeforeUpdate = &check
+	}
+	return out, nil
 }
 
 func (b *builder) resources() (*rspec.LinuxResources, error) {
