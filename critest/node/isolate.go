@@ -27,6 +27,9 @@ func Isolate() error {
 	if os.Geteuid() != 0 {
 		return fmt.Errorf("%w: this is uid %d", ErrNotRoot, os.Geteuid())
 	}
+	// A reader that goes away (`make demo | head`) must not keep a node from being
+	// cleaned up. Caught and not ignored, for children would inherit that.
+	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
 	if os.Getenv(marker) != "" {
 		if out, err := exec.Command("ip", "link", "set", "lo", "up").CombinedOutput(); err != nil {
 			return fmt.Errorf("bring the loopback up: %w: %s", err, out)
