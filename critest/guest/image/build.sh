@@ -42,7 +42,7 @@ tools() {
   apt-cache show virtiofsd >/dev/null 2>&1 && [ ! -x /usr/libexec/virtiofsd ] && [ ! -x /usr/lib/qemu/virtiofsd ] && want+=(virtiofsd)
   ((${#want[@]} == 0)) && return
   say "apt-get install ${want[*]}"
-  DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends "${want[@]}" >"$work/apt.log" 2>&1 ||
+  { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends "${want[@]}"; } >"$work/apt.log" 2>&1 ||
     { tail -5 "$work/apt.log" >&2; say "qemu and the tools for the image cannot be installed: ${want[*]}"; exit 1; }
 }
 
