@@ -9,6 +9,8 @@ import (
 
 	"google.golang.org/grpc/codes"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"berth/sandbox/leakcheck"
 )
 
 func (n *node) stop(ctx context.Context, id string, seconds int64) error {
@@ -136,7 +138,7 @@ func TestRemovalOutlivesItsCaller(t *testing.T) {
 	pod := n.runPod(n.bridgePod("web"))
 	id := n.runContainer(pod, "c", forever)
 	release := n.tell("hang-delete")
-	ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
+	ctx, cancel := context.WithTimeout(t.Context(), leakcheck.Patience(500*time.Millisecond))
 	defer cancel()
 	_, err := n.RemovePodSandbox(ctx, &cri.RemovePodSandboxRequest{PodSandboxId: pod})
 	n.refused("remove", err, codes.DeadlineExceeded, "RemovePodSandbox", "still at step remove containers")

@@ -151,7 +151,7 @@ func processes(dir string) map[string]thing {
 			func() error {
 				child = exec.Command("true")
 				err := child.Start()
-				time.Sleep(100 * time.Millisecond)
+				time.Sleep(Patience(100 * time.Millisecond))
 				return err
 			}, kill, "state Z): [true]"},
 	}
