@@ -52,7 +52,7 @@ func FuzzContainer(f *testing.F) {
 		in := base()
 		in.Config, in.Sandbox, in.Image = &cri.ContainerConfig{}, &cri.PodSandboxConfig{}, &ispec.Image{}
 		if proto.Unmarshal(config, in.Config) != nil || proto.Unmarshal(sandbox, in.Sandbox) != nil || json.Unmarshal(image, in.Image) != nil {
-			t.Skip()
+			t.Skip("the fuzzed bytes are no CRI messages or image config")
 		}
 		in.Host.CgroupV2 = v2
 		in.Resolved.MountSources = sources(in.Config)
