@@ -1,0 +1,14 @@
+//go:build hold
+
+// Command hold keeps modules in go.mod until code uses them.
+package main
+
+import (
+	_ "github.com/gorilla/websocket"
+	_ "github.com/containerd/nri/pkg/stub"
+	_ "k8s.io/client-go/tools/remotecommand"
+	_ "k8s.io/client-go/tools/portforward"
+	_ "k8s.io/cri-client/pkg"
+)
+
+func main() {}
