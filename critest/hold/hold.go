@@ -4,10 +4,10 @@
 package main
 
 import (
-	_ "github.com/gorilla/websocket"
 	_ "github.com/containerd/nri/pkg/stub"
-	_ "k8s.io/client-go/tools/remotecommand"
+	_ "github.com/gorilla/websocket"
 	_ "k8s.io/client-go/tools/portforward"
+	_ "k8s.io/client-go/tools/remotecommand"
 	_ "k8s.io/cri-client/pkg"
 )
 
