@@ -61,7 +61,9 @@ func serve(socket string, ready int) error {
 	// Caught, not ignored: containers would inherit that.
 	monitor.DefaultThreadSignals()
 	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE, syscall.SIGHUP, syscall.SIGINT)
-	unix.Umask(0o077)
+	// runc inherits it and makes mount points in a rootfs, which every user of the
+	// container must get through. The monitor's own files have their modes set.
+	unix.Umask(0o022)
 	lock, err := monitor.Lock(socket)
 	if err != nil {
 		return err
