@@ -2,6 +2,7 @@ package runtime
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -16,6 +17,7 @@ import (
 	"berth/image/rootfs"
 	"berth/oci"
 	"berth/oci/spec"
+	"berth/runtime/config"
 	"berth/runtime/operation"
 	"berth/runtime/resolve"
 	"berth/sandbox"
@@ -33,7 +35,7 @@ func (s *Service) CreateContainer(ctx context.Context, req *cri.CreateContainerR
 		return nil, err
 	}
 	if err := spec.CheckContainer(req.GetConfig(), sb.Config.Message); err != nil {
-		return nil, err
+		return nil, refused(err)
 	}
 	name := sandbox.ContainerName(req.GetConfig().GetMetadata(), sb.ID)
 	id, err := s.operations.Do(ctx, operation.Request{
@@ -51,9 +53,17 @@ func (s *Service) CreateContainer(ctx context.Context, req *cri.CreateContainerR
 		return s.createContainer(ctx, op, sb, req.GetConfig())
 	})
 	if err != nil {
-		return nil, err
+		return nil, refused(err)
 	}
 	return &cri.CreateContainerResponse{ContainerId: id}, nil
+}
+
+// refused lets an error begin with the word that the kubelet looks for.
+func refused(err error) error {
+	if errors.Is(err, spec.ErrImageVolume) {
+		return prefixed(spec.ErrImageVolume.Error(), err)
+	}
+	return err
 }
 
 // readySandbox finds a sandbox that takes containers.
@@ -72,11 +82,11 @@ func (s *Service) readySandbox(id string) (*sandbox.Sandbox, error) {
 // fails, removeContainer undoes it.
 func (s *Service) createContainer(ctx context.Context, op *operation.Operation, sb *sandbox.Sandbox, config *cri.ContainerConfig) (string, error) {
 	op.Step("find image")
-	img, err := s.findImage(config.GetImage())
+	images, err := s.findImages(config)
 	if err != nil {
 		return "", err
 	}
-	c, err := s.newContainer(sb, config, img)
+	c, err := s.newContainer(sb, config, images)
 	if err != nil {
 		return "", err
 	}
@@ -89,7 +99,7 @@ func (s *Service) createContainer(ctx context.Context, op *operation.Operation, 
 		open()
 		return "", err
 	}
-	err = s.make(ctx, op, c, img)
+	err = s.make(ctx, op, c, images)
 	open()
 	if err != nil {
 		err = fmt.Errorf("create container %s at step %s: %w", config.GetMetadata().GetName(), op.Where(), err)
@@ -106,7 +116,7 @@ func (s *Service) createContainer(ctx context.Context, op *operation.Operation, 
 // make has every effect of a container; removeContainer undoes all of them.
 // The record stands before the sandbox is asked once more whether it is ready:
 // a stop that began meanwhile either sees the record or is seen here.
-func (s *Service) make(ctx context.Context, op *operation.Operation, c *sandbox.Container, img *image.Record) error {
+func (s *Service) make(ctx context.Context, op *operation.Operation, c *sandbox.Container, images containerImages) error {
 	sb, err := s.readySandbox(c.SandboxID)
 	if err != nil {
 		return err
@@ -116,11 +126,16 @@ func (s *Service) make(ctx context.Context, op *operation.Operation, c *sandbox.
 		return err
 	}
 	op.Step("mount rootfs")
-	if err := s.mountRootfs(c, img); err != nil {
+	if err := s.mountRootfs(c, images.root); err != nil {
+		return err
+	}
+	op.Step("mount image volumes")
+	volumes, err := s.mountVolumes(c, images.volumes)
+	if err != nil {
 		return err
 	}
 	op.Step("resolve users, devices, mounts")
-	in, err := s.specInput(sb, c, img)
+	in, err := s.specInput(sb, c, images.root, volumes)
 	if err != nil {
 		return err
 	}
@@ -180,7 +195,8 @@ func (s *Service) mountRootfs(c *sandbox.Container, img *image.Record) error {
 }
 
 // specInput gathers what the pure spec needs; resolve is its only look outside.
-func (s *Service) specInput(sb *sandbox.Sandbox, c *sandbox.Container, img *image.Record) (spec.ContainerInput, error) {
+// volumes are where the images of the container's image mounts are.
+func (s *Service) specInput(sb *sandbox.Sandbox, c *sandbox.Container, img *image.Record, volumes map[int]string) (spec.ContainerInput, error) {
 	in := spec.ContainerInput{
 		ID: c.ID, SandboxID: sb.ID, Config: c.Config.Message, Sandbox: sb.Config.Message, Image: &img.Config, Host: s.Host,
 		CgroupsPath: sb.CgroupParent + "/" + c.ID,
@@ -201,6 +217,7 @@ func (s *Service) specInput(sb *sandbox.Sandbox, c *sandbox.Container, img *imag
 	}
 	in.Resolved, err = resolve.Resolve(resolve.Request{
 		Config: c.Config.Message, Sandbox: sb.Config.Message, Image: &img.Config, Rootfs: in.Rootfs, Host: s.Host,
+		ImageRoots: volumes, StrictSources: s.Config.Runtime.MissingHostPath == config.Refuse,
 	})
 	return in, err
 }
@@ -243,7 +260,8 @@ func (s *Service) containerNamespaces(sb *sandbox.Sandbox, config *cri.Container
 	return ns, nil
 }
 
-func (s *Service) newContainer(sb *sandbox.Sandbox, config *cri.ContainerConfig, img *image.Record) (*sandbox.Container, error) {
+func (s *Service) newContainer(sb *sandbox.Sandbox, config *cri.ContainerConfig, images containerImages) (*sandbox.Container, error) {
+	img := images.root
 	log, err := logPath(sb.Config.Message.GetLogDirectory(), config.GetLogPath())
 	if err != nil {
 		return nil, err
@@ -257,29 +275,31 @@ func (s *Service) newContainer(sb *sandbox.Sandbox, config *cri.ContainerConfig,
 		return nil, err
 	}
 	return &sandbox.Container{
-		ID:         newID(),
-		Name:       sandbox.ContainerName(config.GetMetadata(), sb.ID),
-		SandboxID:  sb.ID,
-		Handler:    sb.Handler,
-		Config:     sandbox.Config[*cri.ContainerConfig]{Message: config},
-		BootID:     s.bootID,
-		ImageID:    img.ID,
-		ImageRef:   imageRef(img, config.GetImage()),
-		CreatedAt:  time.Now().UnixNano(),
-		LogPath:    log,
-		StopSignal: signal,
-		SharedPIDs: pid != cri.NamespaceMode_CONTAINER,
+		ID:           newID(),
+		Name:         sandbox.ContainerName(config.GetMetadata(), sb.ID),
+		SandboxID:    sb.ID,
+		Handler:      sb.Handler,
+		Config:       sandbox.Config[*cri.ContainerConfig]{Message: config},
+		BootID:       s.bootID,
+		ImageID:      img.ID,
+		ImageRef:     imageRef(img, config.GetImage()),
+		VolumeImages: images.volumeIDs(),
+		CreatedAt:    time.Now().UnixNano(),
+		LogPath:      log,
+		StopSignal:   signal,
+		SharedPIDs:   pid != cri.NamespaceMode_CONTAINER,
 	}, nil
 }
 
-// findImage takes the image that the kubelet names, by id or reference.
-func (s *Service) findImage(i *cri.ImageSpec) (*image.Record, error) {
+// findImage takes an image that the kubelet names, by id or reference; field is
+// where it does.
+func (s *Service) findImage(field string, i *cri.ImageSpec) (*image.Record, error) {
 	if err := checkReference(i.GetImage()); err != nil {
-		return nil, fmt.Errorf("config: %w", err)
+		return nil, fmt.Errorf("%s: %w", strings.TrimSuffix(field, ".image"), err)
 	}
 	img, err := s.Images.Resolve(i.GetImage())
 	if err != nil {
-		return nil, fmt.Errorf("config.image.image: %w", err)
+		return nil, fmt.Errorf("%s.image: %w", field, err)
 	}
 	return img, nil
 }

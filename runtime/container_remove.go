@@ -68,6 +68,9 @@ func (s *Service) removeContainer(ctx context.Context, id string) error {
 	if err := rootfs.Unmount(s.rootfsDir(id)); err != nil {
 		return err
 	}
+	if err := unmountVolumes(s.bundleDir(id)); err != nil {
+		return err
+	}
 	if err := oci.RemoveBundle(s.bundleDir(id)); err != nil {
 		return err
 	}

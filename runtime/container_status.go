@@ -9,6 +9,7 @@ import (
 
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"berth/oci/spec"
 	"berth/sandbox"
 )
 
@@ -54,7 +55,7 @@ func (s *Service) containerStatus(c *sandbox.Container) *cri.ContainerStatus {
 		CreatedAt: c.CreatedAt, StartedAt: c.StartedAt, FinishedAt: c.FinishedAt,
 		Image:    s.imageSpec(c),
 		ImageRef: c.ImageRef, ImageId: c.ImageID,
-		Labels: config.GetLabels(), Annotations: config.GetAnnotations(), Mounts: config.GetMounts(), LogPath: c.LogPath,
+		Labels: config.GetLabels(), Annotations: config.GetAnnotations(), Mounts: spec.StatusMounts(config, c.VolumeImages), LogPath: c.LogPath,
 		Resources:  &cri.ContainerResources{Linux: c.EffectiveResources()},
 		User:       &cri.ContainerUser{Linux: &cri.LinuxContainerUser{Uid: c.User.UID, Gid: c.User.GID, SupplementalGroups: c.User.Groups}},
 		StopSignal: criSignal(c.StopSignal),

@@ -22,7 +22,7 @@ import (
 // return before the service is served; ctx ends the watch it starts.
 func (s *Service) Restore(ctx context.Context) error {
 	for _, c := range s.Records.Containers.List() {
-		s.Images.Hold(c.ImageID, c.ID)
+		s.holdImages(c)
 	}
 	if err := s.Images.Sweep(); err != nil {
 		s.Log.WithError(err).Warn("sweep images that were removed while a container held them")
@@ -163,6 +163,9 @@ func (s *Service) sweep(ctx context.Context) error {
 			}
 		}
 		if err := rootfs.Unmount(filepath.Join(dir, "rootfs")); err != nil {
+			return err
+		}
+		if err := unmountVolumes(dir); err != nil {
 			return err
 		}
 		return oci.RemoveBundle(dir)

@@ -87,6 +87,8 @@ type Container struct {
 	BootID    string                       `json:"bootID"`
 	ImageID   string                       `json:"imageID"`  // config digest
 	ImageRef  string                       `json:"imageRef"` // a digest reference, else the id
+	// VolumeImages are the ids of mounted images, by the index of the config's mount.
+	VolumeImages map[int]string `json:"volumeImages,omitempty"`
 
 	CreatedAt  int64 `json:"createdAt"`        // when the request came
 	MadeAt     int64 `json:"madeAt,omitempty"` // create is complete: visible in lists
@@ -101,7 +103,6 @@ type Container struct {
 	LogPath    string                                `json:"logPath,omitempty"` // absolute; empty: no log
 	StopSignal string                                `json:"stopSignal,omitempty"`
 	User       User                                  `json:"user"`
-	Mounts     []Config[*cri.Mount]                  `json:"mounts,omitempty"`
 	Resources  *Config[*cri.LinuxContainerResources] `json:"resources,omitempty"`  // after an update
 	SharedPIDs bool                                  `json:"sharedPIDs,omitempty"` // its processes outlive its init
 }

@@ -21,7 +21,6 @@ var excluded = []rule{
 	{`\] Streaming `, "Exec, Attach and PortForward streaming are not built yet"},
 	{`support metrics operations`, "pod metrics are not built yet"},
 	{`\[k8s\.io\] NRI`, "NRI is not built yet"},
-	{`Image Volume`, "image volumes are not built yet"},
 	{`Security Context.* UserNamespaces`, "user namespaces are not built yet"},
 	{`benchmark`, "benchmarks are no conformance"},
 }

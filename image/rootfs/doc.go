@@ -1,5 +1,6 @@
 // Package rootfs makes the root filesystem of a container: an overlay mount of
-// an image's layers and a writable directory.
+// an image's layers and a writable directory; or, for an image that is mounted
+// into a container, an overlay of its layers alone.
 //
 // It owns the mount and how its options reach the kernel. It does not own the
 // layers, and it decides nothing about what a container sees inside.

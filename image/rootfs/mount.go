@@ -25,6 +25,10 @@ type Mount struct {
 	Upper  string   // made when missing; removed by the caller
 	Work   string   // likewise; on the filesystem of Upper
 	Layers []string // diff directories, bottom first; may repeat, may be none
+	// ReadOnly mounts the layers for reading only. Nobody can make the mount
+	// writable later on, as overlay has nowhere to write to. Upper then lies on
+	// the layers as one more, empty but for the looks of the root directory.
+	ReadOnly bool
 }
 
 // Create makes the directories and mounts. On error nothing is mounted;
@@ -46,6 +50,9 @@ func Create(m Mount) error {
 	}
 	if err := layer.RootLooks(m.Upper, lowers); err != nil {
 		return fmt.Errorf("set looks of root directory %s: %w", m.Upper, err)
+	}
+	if m.ReadOnly {
+		lowers = append(lowers, m.Upper)
 	}
 	if err := mountNew(m, lowers); err == nil || !errors.Is(err, errUnsupported) {
 		return wrap(m, err)
@@ -72,8 +79,12 @@ func (m Mount) lowers() ([]string, error) {
 			reversed = append(reversed, dir)
 		}
 	}
-	if len(reversed) > MaxLayers {
-		return nil, fmt.Errorf("%w: %d, the kernel stacks at most %d", ErrTooManyLayers, len(reversed), MaxLayers)
+	most := MaxLayers
+	if m.ReadOnly {
+		most-- // one is for the root directory's looks
+	}
+	if len(reversed) > most {
+		return nil, fmt.Errorf("%w: %d, at most %d can be stacked here", ErrTooManyLayers, len(reversed), most)
 	}
 	if len(reversed) == 0 {
 		// An image without layers: overlay still wants a lower directory.
@@ -130,30 +141,42 @@ func mountNew(m Mount, lowers []string) error {
 			return fmt.Errorf("add layer %s: %w", lowers[i], explain(fd, err))
 		}
 	}
-	if err := names.set(fd, "upperdir", m.Upper); err != nil {
-		return fmt.Errorf("set upper directory %s: %w", m.Upper, explain(fd, err))
-	}
-	if err := names.set(fd, "workdir", m.Work); err != nil {
-		return fmt.Errorf("set work directory %s: %w", m.Work, explain(fd, err))
+	attributes := unix.MOUNT_ATTR_RDONLY
+	if !m.ReadOnly {
+		attributes = 0
+		if err := setUpper(fd, &names, m); err != nil {
+			return err
+		}
 	}
 	for _, option := range []struct{ key, value string }{{"source", "overlay"}, {"index", "off"}} {
 		if err := unix.FsconfigSetString(fd, option.key, option.value); err != nil {
 			return fmt.Errorf("set %s=%s: %w", option.key, option.value, explain(fd, err))
 		}
 	}
-	if err := unix.FsconfigSetFlag(fd, "volatile"); err != nil {
-		return fmt.Errorf("set volatile: %w", explain(fd, err))
-	}
 	if err := unix.FsconfigCreate(fd); err != nil {
 		return fmt.Errorf("create overlay: %w", explain(fd, err))
 	}
-	mount, err := unix.Fsmount(fd, unix.FSMOUNT_CLOEXEC, 0)
+	mount, err := unix.Fsmount(fd, unix.FSMOUNT_CLOEXEC, attributes)
 	if err != nil {
 		return fmt.Errorf("create overlay: %w", explain(fd, err))
 	}
 	defer unix.Close(mount)
 	if err := unix.MoveMount(mount, "", unix.AT_FDCWD, m.Target, unix.MOVE_MOUNT_F_EMPTY_PATH); err != nil {
 		return fmt.Errorf("attach overlay: %w", err)
+	}
+	return nil
+}
+
+// setUpper makes the overlay writable.
+func setUpper(fd int, names *shortNames, m Mount) error {
+	if err := names.set(fd, "upperdir", m.Upper); err != nil {
+		return fmt.Errorf("set upper directory %s: %w", m.Upper, explain(fd, err))
+	}
+	if err := names.set(fd, "workdir", m.Work); err != nil {
+		return fmt.Errorf("set work directory %s: %w", m.Work, explain(fd, err))
+	}
+	if err := unix.FsconfigSetFlag(fd, "volatile"); err != nil {
+		return fmt.Errorf("set volatile: %w", explain(fd, err))
 	}
 	return nil
 }

@@ -35,15 +35,20 @@ func mountOld(m Mount, lowers []string) error {
 		}
 		short = append(short, name)
 	}
-	if err := link("upper", m.Upper); err != nil {
-		return err
+	options := "index=off,lowerdir=" + strings.Join(short, ":")
+	flags := uintptr(unix.MS_RDONLY)
+	if !m.ReadOnly {
+		flags = 0
+		options += ",volatile,upperdir=upper,workdir=work"
+		if err := link("upper", m.Upper); err != nil {
+			return err
+		}
+		if err := link("work", m.Work); err != nil {
+			return err
+		}
 	}
-	if err := link("work", m.Work); err != nil {
-		return err
-	}
-	options := "index=off,volatile,upperdir=upper,workdir=work,lowerdir=" + strings.Join(short, ":")
 	return inDir(scratch, func() error {
-		return unix.Mount("overlay", m.Target, "overlay", 0, options)
+		return unix.Mount("overlay", m.Target, "overlay", flags, options)
 	})
 }
 

@@ -250,8 +250,8 @@ func TestRefusalsMounts(t *testing.T) {
 		{"recursive but writable", mount(&cri.Mount{ContainerPath: c, HostPath: h, RecursiveReadOnly: true}), `mounts[0].recursive_read_only "true": needs readonly`, nil},
 		{"recursive slave", mount(&cri.Mount{ContainerPath: c, HostPath: h, Readonly: true, RecursiveReadOnly: true, Propagation: slave}), `mounts[0].recursive_read_only "true": needs propagation`, nil},
 		{"option", mount(&cri.Mount{ContainerPath: c, HostPath: h, Propagation: private, MountOptions: []string{"noexec", "rw"}}), `mounts[0].mount_options "rw"`, nil},
-		{"image", mount(&cri.Mount{ContainerPath: c, Image: &cri.ImageSpec{Image: "i"}}), `ImageVolumeMountFailed: mounts[0].image "i"`, ErrUnsupported},
-		{"image and path", mount(&cri.Mount{ContainerPath: c, HostPath: h, Image: &cri.ImageSpec{}}), `mounts[0].host_path "/h": image is given`, nil},
+		{"inside /proc", mount(&cri.Mount{ContainerPath: "/proc/./self/attr", HostPath: h}), `mounts[0].container_path "/proc/./self/attr": lies inside /proc`, nil},
+		{"climbing to /proc", mount(&cri.Mount{ContainerPath: "/a/../proc/cpuinfo/x", HostPath: h}), `mounts[0].container_path "/a/../proc/cpuinfo/x"`, nil},
 		{"sub path alone", mount(&cri.Mount{ContainerPath: c, HostPath: h, ImageSubPath: "s"}), `mounts[0].image_sub_path "s"`, nil},
 		{"id mapping", mount(&cri.Mount{ContainerPath: c, HostPath: h, UidMappings: []*cri.IDMapping{{}}}), "mounts[0].uidMappings", ErrUnsupported},
 	})

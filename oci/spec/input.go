@@ -84,6 +84,8 @@ type Resolved struct {
 	User User
 	// MountSources are the real host paths of the config's mounts, in its order.
 	MountSources []string
+	// Volumes are the image's, as far as DeclaredVolumes names them.
+	Volumes []Volume
 	// Devices and DeviceRules are those of the config's devices.
 	Devices     []rspec.LinuxDevice
 	DeviceRules []rspec.LinuxDeviceCgroup

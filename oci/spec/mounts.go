@@ -10,16 +10,16 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// ImageVolumeMountFailed begins the error of a refused image mount; the kubelet
-// shows it as the reason why the container waits.
-const ImageVolumeMountFailed = "ImageVolumeMountFailed"
-
 // bindOptions that a request may ask for, and their opposites in no way.
 var bindOptions = []string{"noexec", "nodev", "nosuid"}
 
 func checkMounts(mounts []*cri.Mount) error {
 	for i, m := range mounts {
-		if err := checkMount(fmt.Sprintf("mounts[%d]", i), m); err != nil {
+		err := checkMount(fmt.Sprintf("mounts[%d]", i), m)
+		if m.GetImage() != nil {
+			err = ImageVolume(err)
+		}
+		if err != nil {
 			return err
 		}
 	}
@@ -27,28 +27,48 @@ func checkMounts(mounts []*cri.Mount) error {
 }
 
 func checkMount(field string, m *cri.Mount) error {
-	if err := checkAbsolute(field+".container_path", m.GetContainerPath()); err != nil {
+	if err := checkContainerPath(field+".container_path", m.GetContainerPath()); err != nil {
 		return err
 	}
-	if path.Clean(m.GetContainerPath()) == "/" {
-		return Invalid(field+".container_path", m.GetContainerPath(), "would hide the container's root filesystem")
-	}
-	if m.GetImage() != nil {
-		if m.GetHostPath() != "" {
-			return Invalid(field+".host_path", m.GetHostPath(), "image is given too; only one of them may be")
-		}
-		return Unsupported(ImageVolumeMountFailed+": "+field+".image", m.GetImage().GetImage(), "this version of berth mounts no images")
-	}
-	if m.GetImageSubPath() != "" {
-		return Invalid(field+".image_sub_path", m.GetImageSubPath(), "needs image")
-	}
-	if err := checkAbsolute(field+".host_path", m.GetHostPath()); err != nil {
+	if err := checkMountSource(field, m); err != nil {
 		return err
 	}
 	if len(m.GetUidMappings()) > 0 || len(m.GetGidMappings()) > 0 {
 		return Unsupported(field+".uidMappings", "", "id-mapped mounts need a pod with a user namespace")
 	}
 	return checkMountOptions(field, m)
+}
+
+// inProc are the files in /proc that may be mounted over: what lxcfs shows in
+// place of the kernel's own, and two that tools for checkpoints and FIPS need.
+// runc refuses any other, as security profiles are written through /proc.
+var inProc = []string{
+	"cpuinfo", "diskstats", "meminfo", "stat", "swaps", "uptime", "loadavg", "slabinfo",
+	"sys/kernel/ns_last_pid", "sys/crypto/fips_enabled",
+}
+
+func checkContainerPath(field, p string) error {
+	if err := checkAbsolute(field, p); err != nil {
+		return err
+	}
+	clean := path.Clean(p)
+	if clean == "/" {
+		return Invalid(field, p, "would hide the container's root filesystem")
+	}
+	if name, below := strings.CutPrefix(clean, "/proc/"); below && !slices.Contains(inProc, name) {
+		return Invalid(field, p, "lies inside /proc")
+	}
+	return nil
+}
+
+func checkMountSource(field string, m *cri.Mount) error {
+	if m.GetImage() != nil {
+		return checkImageMount(field, m)
+	}
+	if m.GetImageSubPath() != "" {
+		return Invalid(field+".image_sub_path", m.GetImageSubPath(), "needs image")
+	}
+	return checkAbsolute(field+".host_path", m.GetHostPath())
 }
 
 func checkMountOptions(field string, m *cri.Mount) error {
@@ -82,7 +102,7 @@ func (b *builder) mounts() ([]rspec.Mount, error) {
 		return nil, fmt.Errorf("list %d mounts: %d sources were resolved", len(requested), len(b.in.Resolved.MountSources))
 	}
 	taken := b.taken()
-	var list []rspec.Mount
+	list := b.volumeMounts()
 	for _, m := range append(b.systemMounts(), b.fileMounts()...) {
 		// Whoever brings a /dev of his own (the host's, mostly) brings what is in it.
 		if taken[m.Destination] || taken["/dev"] && strings.HasPrefix(m.Destination, "/dev/") {

@@ -59,8 +59,15 @@ type Runtime struct {
 	ShmSize             int64              `toml:"shm_size" comment:"Bytes of a pod's /dev/shm."`
 	MaxLogLine          int                `toml:"max_log_line" comment:"Bytes of one log piece; a longer line is split into P pieces (256 to 1048576)."`
 	UnprivilegedPorts   bool               `toml:"unprivileged_ports" comment:"Let non-root processes of pods with a network of their own bind ports below 1024 and ping."`
+	MissingHostPath     string             `toml:"missing_host_path" comment:"What a mount does whose host path does not exist: create a directory there, or refuse the container."`
 	Handlers            map[string]Handler `toml:"handlers" comment:"Runtime handlers by name."`
 }
+
+// Values of MissingHostPath.
+const (
+	Create = "create"
+	Refuse = "refuse"
+)
 
 // Handler is one OCI runtime binary.
 type Handler struct {
@@ -92,7 +99,8 @@ func Default() Config {
 			DefaultCapabilities: []string{"CHOWN", "DAC_OVERRIDE", "FSETID", "FOWNER", "MKNOD", "NET_RAW", "SETGID",
 				"SETUID", "SETFCAP", "SETPCAP", "NET_BIND_SERVICE", "SYS_CHROOT", "KILL", "AUDIT_WRITE"},
 			NofileSoft: 1024, NofileHard: 524288, ShmSize: 64 << 20, MaxLogLine: 16 << 10, UnprivilegedPorts: true,
-			Handlers: map[string]Handler{"runc": {Path: "runc"}},
+			MissingHostPath: Create,
+			Handlers:        map[string]Handler{"runc": {Path: "runc"}},
 		},
 	}
 }
@@ -207,6 +215,9 @@ func (c Config) checkValues() error {
 	case "trace", "debug", "info", "warning", "error":
 	default:
 		return fmt.Errorf("%w: key \"log_level\": %q is none of trace, debug, info, warning, error", ErrInvalid, c.LogLevel)
+	}
+	if m := c.Runtime.MissingHostPath; m != Create && m != Refuse {
+		return fmt.Errorf("%w: key \"runtime.missing_host_path\": %q is neither create nor refuse", ErrInvalid, m)
 	}
 	if _, ok := c.Runtime.Handlers[c.Runtime.DefaultHandler]; !ok {
 		return fmt.Errorf("%w: key \"runtime.default_handler\": %q has no [runtime.handlers.%s]", ErrInvalid, c.Runtime.DefaultHandler, c.Runtime.DefaultHandler)

@@ -56,7 +56,8 @@ func TestPropagationRoot(t *testing.T) {
 		{"slave", slave, true}, {"slave", shared, false}, {"shared", slave, true}, {"shared", shared, true},
 		{"shared/sub/dir", shared, true}, {"private/sub/dir", shared, false}, {"slave/sub", slave, true},
 	} {
-		_, err := resolveSources([]*cri.Mount{{ContainerPath: "/c", HostPath: filepath.Join(dir, c.at), Propagation: c.mode}}, false)
+		_, err := resolveSources(Request{Config: &cri.ContainerConfig{Mounts: []*cri.Mount{
+			{ContainerPath: "/c", HostPath: filepath.Join(dir, c.at), Propagation: c.mode}}}})
 		if (err == nil) != c.ok || err != nil && (!errors.Is(err, ErrInvalid) || !strings.HasPrefix(err.Error(), "mounts[0].propagation ")) {
 			t.Errorf("%s as %s: %v", c.at, c.mode, err)
 		}
@@ -66,7 +67,8 @@ func TestPropagationRoot(t *testing.T) {
 	if err := syscall.Mount("", filepath.Join(dir, "shared"), "", syscall.MS_PRIVATE, ""); err != nil {
 		t.Fatal(err)
 	}
-	if err := checkPropagation("f", filepath.Join(dir, "shared"), shared); !errors.Is(err, ErrInvalid) {
+	over := &cri.Mount{ContainerPath: "/c", Propagation: shared}
+	if err := checkSource("mounts[0]", filepath.Join(dir, "shared"), over); !errors.Is(err, ErrInvalid) {
 		t.Errorf("under a private mount: %v", err)
 	}
 }

@@ -5,13 +5,14 @@
 //
 // It owns those looks outside and nothing else; it returns data in the types of
 // oci/spec, which decides what becomes of them. Its only effect on the machine
-// is that it makes the directory of a mount source that does not exist; such a
-// directory is the host's from then on, and nobody removes it.
+// is that it makes directories: of a mount source that does not exist, which is
+// the host's from then on, and nobody removes it; and of a volume of the image,
+// in the container's writable layer.
 //
-// The rootfs is hostile. Every file in it is opened with the kernel's help so
-// that no symlink leads out, must be regular before it is read, and is bounded
-// in size. Mount sources, devices and profiles are the node's own and are
-// followed through symlinks.
+// The rootfs is hostile, and so is an image that is mounted. Every file in them
+// is opened with the kernel's help so that no symlink leads out, must be regular
+// before it is read, and is bounded in size. Mount sources, devices and profiles
+// are the node's own and are followed through symlinks.
 //
 // Terms: a "source" is the host path of a requested mount.
 //
@@ -50,6 +51,9 @@ type Request struct {
 	Image   *ispec.Image
 	Rootfs  string // absolute, mounted
 	Host    spec.Host
+	// ImageRoots are where the images of the config's image mounts are mounted,
+	// by the index of the mount.
+	ImageRoots map[int]string
 	// StrictSources refuses a mount source that does not exist, as the CRI's
 	// text has it, instead of making a directory.
 	StrictSources bool
@@ -87,7 +91,14 @@ func Resolve(r Request) (spec.Resolved, error) {
 	if err := checkAppArmor(sc, r.Host, "/"); err != nil {
 		return spec.Resolved{}, err
 	}
-	if out.MountSources, err = resolveSources(r.Config.GetMounts(), r.StrictSources); err != nil {
+	volumes, err := spec.DeclaredVolumes(r.Image, r.Config.GetMounts())
+	if err != nil {
+		return spec.Resolved{}, err
+	}
+	if out.MountSources, err = resolveSources(r); err != nil {
+		return spec.Resolved{}, err
+	}
+	if out.Volumes, err = makeVolumes(r.Rootfs, volumes); err != nil {
 		return spec.Resolved{}, err
 	}
 	return out, nil

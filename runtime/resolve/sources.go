@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path"
 	"path/filepath"
 	"strings"
 	"syscall"
@@ -14,15 +15,23 @@ import (
 	"berth/oci/spec"
 )
 
-func resolveSources(mounts []*cri.Mount, strict bool) ([]string, error) {
+func resolveSources(r Request) ([]string, error) {
 	var list []string
-	for i, m := range mounts {
+	for i, m := range r.Config.GetMounts() {
 		field := index("mounts", i)
-		source, err := resolveSource(field+".host_path", m.GetHostPath(), strict)
+		if m.GetImage() != nil {
+			source, err := imageSource(field+".image_sub_path", r.ImageRoots[i], m.GetImageSubPath())
+			if err != nil {
+				return nil, spec.ImageVolume(err)
+			}
+			list = append(list, source)
+			continue
+		}
+		source, err := resolveSource(field+".host_path", m.GetHostPath(), r.StrictSources)
 		if err != nil {
 			return nil, err
 		}
-		if err := checkPropagation(field+".propagation", source, m.GetPropagation()); err != nil {
+		if err := checkSource(field, source, m); err != nil {
 			return nil, err
 		}
 		list = append(list, source)
@@ -80,16 +89,41 @@ func brokenLink(path string) string {
 	return ""
 }
 
+// checkSource looks at the mount that holds a source.
+func checkSource(field, source string, m *cri.Mount) error {
+	overProc := path.Clean(m.GetContainerPath()) == "/proc"
+	if m.GetPropagation() == cri.MountPropagation_PROPAGATION_PRIVATE && !overProc {
+		return nil
+	}
+	holder, err := mountOf(source)
+	if err != nil {
+		return err
+	}
+	if overProc && holder.FSType != "proc" {
+		return spec.Invalid(field+".container_path", m.GetContainerPath(), "takes nothing but a proc filesystem, and "+source+" is on "+holder.FSType)
+	}
+	return checkPropagation(field+".propagation", source, m.GetPropagation(), holder)
+}
+
 // checkPropagation wants a source whose mount can pass events on: the OCI
 // runtime would make the bind mount without complaint, and nothing would ever
 // arrive through it.
-func checkPropagation(field, source string, mode cri.MountPropagation) error {
-	if mode == cri.MountPropagation_PROPAGATION_PRIVATE {
-		return nil
+func checkPropagation(field, source string, mode cri.MountPropagation, holder *mountinfo.Info) error {
+	shared, slave := propagation(holder.Optional)
+	switch {
+	case mode == cri.MountPropagation_PROPAGATION_BIDIRECTIONAL && !shared:
+		return spec.Invalid(field, mode, fmt.Sprintf("%s lies on the mount %s, which is not shared", source, holder.Mountpoint))
+	case mode == cri.MountPropagation_PROPAGATION_HOST_TO_CONTAINER && !shared && !slave:
+		return spec.Invalid(field, mode, fmt.Sprintf("%s lies on the mount %s, which is neither shared nor a slave", source, holder.Mountpoint))
 	}
+	return nil
+}
+
+// mountOf finds the mount that holds a path.
+func mountOf(source string) (*mountinfo.Info, error) {
 	mounts, err := mountinfo.GetMounts(mountinfo.ParentsFilter(source))
 	if err != nil {
-		return fmt.Errorf("read mounts above %q: %w", source, err)
+		return nil, fmt.Errorf("read mounts above %q: %w", source, err)
 	}
 	var nearest *mountinfo.Info
 	for _, m := range mounts {
@@ -99,16 +133,9 @@ func checkPropagation(field, source string, mode cri.MountPropagation) error {
 		}
 	}
 	if nearest == nil {
-		return fmt.Errorf("find the mount that holds %q: none is listed", source)
+		return nil, fmt.Errorf("find the mount that holds %q: none is listed", source)
 	}
-	shared, slave := propagation(nearest.Optional)
-	switch {
-	case mode == cri.MountPropagation_PROPAGATION_BIDIRECTIONAL && !shared:
-		return spec.Invalid(field, mode, fmt.Sprintf("%s lies on the mount %s, which is not shared", source, nearest.Mountpoint))
-	case mode == cri.MountPropagation_PROPAGATION_HOST_TO_CONTAINER && !shared && !slave:
-		return spec.Invalid(field, mode, fmt.Sprintf("%s lies on the mount %s, which is neither shared nor a slave", source, nearest.Mountpoint))
-	}
-	return nil
+	return nearest, nil
 }
 
 // propagation reads the optional fields of a line of mountinfo.

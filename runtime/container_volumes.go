@@ -1,0 +1,115 @@
+package runtime
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"berth/image"
+	"berth/image/rootfs"
+	"berth/oci/spec"
+	"berth/sandbox"
+)
+
+// Images that are mounted into containers (KEP-4639). Each mount is an overlay
+// of the image's layers below the container's bundle, where the OCI runtime
+// binds it, or a part of it, from. The record names the images before anything
+// is mounted; the container holds them as it does its own.
+
+// containerImages are the images a container needs.
+type containerImages struct {
+	root    *image.Record
+	volumes map[int]*image.Record // by the index of the mount
+}
+
+// volumeIDs is what a record keeps of the mounted images.
+func (c containerImages) volumeIDs() map[int]string {
+	ids := map[int]string{}
+	for i, img := range c.volumes {
+		ids[i] = img.ID
+	}
+	return ids
+}
+
+// findImages looks up all images that a container's configuration names.
+func (s *Service) findImages(config *cri.ContainerConfig) (containerImages, error) {
+	found := containerImages{volumes: map[int]*image.Record{}}
+	var err error
+	if found.root, err = s.findImage("config.image", config.GetImage()); err != nil {
+		return found, err
+	}
+	for i, m := range config.GetMounts() {
+		if m.GetImage() == nil {
+			continue
+		}
+		field := fmt.Sprintf("mounts[%d].image", i)
+		if found.volumes[i], err = s.findImage(field, m.GetImage()); err != nil {
+			return found, spec.ImageVolume(err)
+		}
+	}
+	return found, nil
+}
+
+// mountVolumes mounts the images of a container's image mounts and tells where
+// each is. ErrNotFound of package image when one was removed since it was found.
+func (s *Service) mountVolumes(c *sandbox.Container, volumes map[int]*image.Record) (map[int]string, error) {
+	at := map[int]string{}
+	for _, i := range slices.Sorted(maps.Keys(volumes)) {
+		img := volumes[i]
+		if !s.Images.Hold(img.ID, c.ID) {
+			return nil, spec.ImageVolume(fmt.Errorf("mounts[%d].image: hold layers of image %s: %w", i, img.ID, image.ErrNotFound))
+		}
+		if err := os.MkdirAll(volumesDir(s.bundleDir(c.ID)), 0o711); err != nil {
+			return nil, fmt.Errorf("make directory of image volumes: %w", err)
+		}
+		name := strconv.Itoa(i)
+		own := filepath.Join(s.Records.Containers.Dir(c.ID), "volumes", name)
+		at[i] = filepath.Join(volumesDir(s.bundleDir(c.ID)), name)
+		err := rootfs.Create(rootfs.Mount{
+			Target: at[i], Upper: filepath.Join(own, "root"), Work: filepath.Join(own, "work"), Layers: img.Layers, ReadOnly: true,
+		})
+		if err != nil {
+			return nil, spec.ImageVolume(fmt.Errorf("mounts[%d].image: %w", i, err))
+		}
+	}
+	return at, nil
+}
+
+// volumesDir is where a bundle's image volumes are mounted.
+func volumesDir(bundle string) string { return filepath.Join(bundle, "volumes") }
+
+// unmountVolumes undoes mountVolumes, whether or not there still is a record.
+// Idempotent.
+func unmountVolumes(bundle string) error {
+	dir := volumesDir(bundle)
+	entries, err := os.ReadDir(dir)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("read directory of image volumes: %w", err)
+	}
+	for _, e := range entries {
+		if err := rootfs.Unmount(filepath.Join(dir, e.Name())); err != nil {
+			return err
+		}
+	}
+	if err := os.Remove(dir); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return fmt.Errorf("remove directory of image volumes: %w", err)
+	}
+	return nil
+}
+
+// holdImages repeats a container's holds after a restart.
+func (s *Service) holdImages(c *sandbox.Container) {
+	s.Images.Hold(c.ImageID, c.ID)
+	for _, id := range c.VolumeImages {
+		s.Images.Hold(id, c.ID)
+	}
+}

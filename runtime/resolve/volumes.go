@@ -1,0 +1,113 @@
+package resolve
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+
+	"github.com/cyphar/filepath-securejoin/pathrs-lite"
+
+	"berth/oci/spec"
+)
+
+// imageSource is where a path in a mounted image lies on the host. Symlinks are
+// followed as if the image were the root. The result has none, and as nobody can
+// write to the image, none can come.
+func imageSource(field, root, sub string) (string, error) {
+	if root == "" {
+		return "", fmt.Errorf("resolve %s: its image is not mounted", field)
+	}
+	if filepath.Clean(sub) == "." {
+		return root, nil
+	}
+	real, mode, err := inRoot(root, sub)
+	if reason := blame(err); reason != "" {
+		return "", spec.Invalid(field, sub, reason)
+	}
+	if err != nil {
+		return "", fmt.Errorf("resolve %s %q: %w", field, sub, err)
+	}
+	if !mode.IsDir() && !mode.IsRegular() {
+		return "", spec.Invalid(field, sub, "is neither a file nor a directory in the image")
+	}
+	return real, nil
+}
+
+// blame puts into words what is wrong with a path in an image; empty for an
+// error that is not the path's.
+func blame(err error) string {
+	switch {
+	case errors.Is(err, os.ErrNotExist):
+		return "does not exist in the image"
+	case errors.Is(err, syscall.ENOTDIR):
+		return "a part of it is no directory in the image"
+	case errors.Is(err, syscall.ELOOP):
+		return "leads in a circle in the image"
+	case errors.Is(err, syscall.ENAMETOOLONG):
+		return "a part of it is too long a name"
+	}
+	return ""
+}
+
+// makeVolumes makes those of an image's volumes that its layers do not have as
+// directories, owned by root, in the container's writable layer.
+func makeVolumes(rootfs string, volumes []string) ([]spec.Volume, error) {
+	const field = "image: config.Volumes"
+	var list []spec.Volume
+	for _, v := range volumes {
+		real, mode, err := inRoot(rootfs, v)
+		if errors.Is(err, os.ErrNotExist) {
+			err = pathrs.MkdirAll(rootfs, v, 0o755)
+			if err == nil {
+				real, mode, err = inRoot(rootfs, v)
+			}
+		}
+		switch {
+		case errors.Is(err, syscall.ENOTDIR), errors.Is(err, syscall.EEXIST), errors.Is(err, os.ErrNotExist):
+			return nil, spec.Invalid(field, v, "a symbolic link or a file of the image is in its way")
+		case blame(err) != "":
+			return nil, spec.Invalid(field, v, blame(err))
+		case err != nil:
+			return nil, fmt.Errorf("make %s %q: %w", field, v, err)
+		case !mode.IsDir() && !mode.IsRegular():
+			return nil, spec.Invalid(field, v, "is neither a file nor a directory in the image")
+		}
+		list = append(list, spec.Volume{Path: v, Source: real})
+	}
+	return list, nil
+}
+
+// inRoot resolves a path with root as "/" and tells where it is on the host and
+// what it is. The kernel resolves it: there is no moment in which a part of it
+// could be exchanged for a symlink that leads out.
+func inRoot(root, path string) (string, fs.FileMode, error) {
+	root, err := filepath.EvalSymlinks(root) // the state directory may be reached by one
+	if err != nil {
+		return "", 0, err
+	}
+	handle, err := pathrs.OpenInRoot(root, path)
+	if err != nil {
+		return "", 0, err
+	}
+	defer handle.Close()
+	info, err := handle.Stat()
+	if err != nil {
+		return "", 0, err
+	}
+	real, err := os.Readlink(fmt.Sprintf("/proc/self/fd/%d", handle.Fd()))
+	if err != nil {
+		return "", 0, err
+	}
+	again, err := os.Lstat(real)
+	if err != nil {
+		return "", 0, err
+	}
+	if real != root && !strings.HasPrefix(real, root+"/") || !os.SameFile(info, again) {
+		return "", 0, fmt.Errorf("%s is not below %s", real, root)
+	}
+	return real, info.Mode(), nil
+}
