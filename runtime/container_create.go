@@ -10,6 +10,7 @@ import (
 	"time"
 	"unicode"
 
+	rspec "github.com/opencontainers/runtime-spec/specs-go"
 	"github.com/sirupsen/logrus"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
@@ -147,6 +148,9 @@ func (s *Service) make(ctx context.Context, op *operation.Operation, c *sandbox.
 	for _, w := range warnings {
 		s.warn(logrus.Fields{"container": c.ID, "sandbox": sb.ID}, w)
 	}
+	if err := s.injectCDI(sp, c.Config.Message); err != nil {
+		return err
+	}
 	if err := oci.WriteBundle(s.bundleDir(c.ID), sp); err != nil {
 		return err
 	}
@@ -165,15 +169,24 @@ func (s *Service) make(ctx context.Context, op *operation.Operation, c *sandbox.
 	op.Step("write created record")
 	_, err = s.Records.Containers.Update(c.ID, func(c *sandbox.Container) {
 		c.Process = &sandbox.Process{PID: p.PID, StartTime: p.StartTime}
-		c.User = userOf(in.Resolved)
+		c.User = userOf(sp.Process.User)
 		c.MadeAt = time.Now().UnixNano()
 	})
 	return err
 }
 
-func userOf(r spec.Resolved) sandbox.User {
-	u := sandbox.User{UID: int64(r.User.UID), GID: int64(r.User.GID)}
-	for _, g := range r.User.AdditionalGIDs {
+// injectCDI adds the CDI devices that the request names.
+func (s *Service) injectCDI(sp *rspec.Spec, config *cri.ContainerConfig) error {
+	names, err := spec.CDIDevices(config)
+	if err != nil {
+		return err
+	}
+	return s.cdi.Inject(sp, names)
+}
+
+func userOf(user rspec.User) sandbox.User {
+	u := sandbox.User{UID: int64(user.UID), GID: int64(user.GID)}
+	for _, g := range user.AdditionalGids {
 		u.Groups = append(u.Groups, int64(g))
 	}
 	return u

@@ -57,12 +57,45 @@ func (s *Service) statusInfo() map[string]string {
 	}{s.Config.Root, s.Config.State, s.Config})
 	put("golang", goruntime.Version())
 	put("cniconfig", s.Network.Describe())
+	put("host", s.hostInfo())
 	running := []string{}
 	for _, o := range s.operations.Running() {
 		running = append(running, fmt.Sprintf("%s %s: %s", o.Verb, o.Object, o.Where()))
 	}
 	put("operations", running)
 	return info
+}
+
+// hostFacts is what of a request this node can do, as an operator sees it.
+type hostFacts struct {
+	CgroupVersion int      `json:"cgroupVersion"`
+	SwapLimits    bool     `json:"swapLimits"`
+	Hugetlb       bool     `json:"hugetlbLimits"`
+	Seccomp       bool     `json:"seccomp"`
+	AppArmor      bool     `json:"appArmor"`
+	SELinux       bool     `json:"seLinux"`
+	Capabilities  int      `json:"capabilities"` // in the daemon's bounding set
+	Without       []string `json:"without"`      // what requests ask for in vain here, and why
+}
+
+func (s *Service) hostInfo() hostFacts {
+	h := s.Host
+	f := hostFacts{CgroupVersion: 1, SwapLimits: h.SwapControl, Hugetlb: h.HugetlbControl, Seccomp: h.SeccompSupported,
+		AppArmor: h.AppArmorEnabled, SELinux: h.SELinuxEnabled, Capabilities: len(h.Capabilities), Without: []string{}}
+	swap := "the memory controller has no memory.memsw.limit_in_bytes"
+	if h.CgroupV2 {
+		f.CgroupVersion, swap = 2, "the memory controller has no memory.swap.max"
+	}
+	without := func(holds bool, text string) {
+		if !holds {
+			f.Without = append(f.Without, text)
+		}
+	}
+	without(h.SwapControl, "memory_swap_limit_in_bytes has no effect: "+swap)
+	without(h.HugetlbControl, "hugepage_limits have no effect: there is no hugetlb controller")
+	without(h.CgroupV2, "unified is refused: this is cgroup v1")
+	without(h.CanLowerOOM, "oom_score_adj below the daemon's own is raised to it: the daemon lacks CAP_SYS_RESOURCE")
+	return f
 }
 
 // readFeatures asks every handler's binary once what it can do.
@@ -83,5 +116,5 @@ func (s *Service) readFeatures(ctx context.Context) {
 			RecursiveReadOnlyMounts: slices.Contains(f.MountOptions, "rro"),
 		}})
 	}
-	s.features = &cri.RuntimeFeatures{SupplementalGroupsPolicy: true}
+	s.features = &cri.RuntimeFeatures{SupplementalGroupsPolicy: true, MountOptions: true}
 }

@@ -4,9 +4,13 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"os"
+	"path/filepath"
 
+	rspec "github.com/opencontainers/runtime-spec/specs-go"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"berth/oci/spec"
 	"berth/sandbox"
 	"berth/sandbox/namespaces"
 )
@@ -74,7 +78,12 @@ func (s *Service) sandboxInfo(sb *sandbox.Sandbox) (map[string]string, error) {
 		Steps   []sandbox.Step                        `json:"steps"`
 		Network json.RawMessage                       `json:"network,omitempty"`
 		Config  sandbox.Config[*cri.PodSandboxConfig] `json:"config"`
+		Spec    json.RawMessage                       `json:"runtimeSpec"`
 	}{Cgroup: sb.CgroupParent, Steps: sb.Steps, Network: sb.Network, Config: sb.Config}
+	var err error
+	if info.Spec, err = s.sandboxSpec(sb); err != nil {
+		return nil, err
+	}
 	if sb.Pause != nil {
 		info.PID = sb.Pause.PID
 	}
@@ -86,6 +95,26 @@ func (s *Service) sandboxInfo(sb *sandbox.Sandbox) (map[string]string, error) {
 		return nil, fmt.Errorf("describe sandbox %s: %w", sb.ID, err)
 	}
 	return map[string]string{"info": string(b)}, nil
+}
+
+// sandboxSpec is pause's specification. A pod without pause has none; tools that
+// look there for the pod's namespaces still find those that are its own.
+func (s *Service) sandboxSpec(sb *sandbox.Sandbox) (json.RawMessage, error) {
+	if b, err := os.ReadFile(filepath.Join(s.bundleDir(sb.ID), "config.json")); err == nil {
+		return b, nil
+	}
+	sp := rspec.Spec{Version: spec.Version, Linux: &rspec.Linux{CgroupsPath: sb.CgroupParent}}
+	ns := s.joinedNamespaces(sb)
+	for _, n := range []rspec.LinuxNamespace{{Type: rspec.NetworkNamespace, Path: ns.Net}, {Type: rspec.UTSNamespace, Path: ns.UTS}, {Type: rspec.IPCNamespace, Path: ns.IPC}} {
+		if n.Path != "" {
+			sp.Linux.Namespaces = append(sp.Linux.Namespaces, n)
+		}
+	}
+	b, err := json.Marshal(sp)
+	if err != nil {
+		return nil, fmt.Errorf("describe sandbox %s: %w", sb.ID, err)
+	}
+	return b, nil
 }
 
 // ListPodSandbox answers from memory; all parts of the filter must fit.

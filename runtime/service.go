@@ -18,6 +18,7 @@ import (
 	"berth/network"
 	"berth/oci"
 	"berth/oci/spec"
+	"berth/runtime/cdi"
 	"berth/runtime/config"
 	"berth/runtime/operation"
 	"berth/runtime/stats"
@@ -52,6 +53,7 @@ type Service struct {
 	stops      stops
 	exits      exits
 	stats      *stats.Collector
+	cdi        *cdi.Devices
 	handlers   []*cri.RuntimeHandler
 	features   *cri.RuntimeFeatures
 
@@ -67,8 +69,13 @@ func New(p Parts) (*Service, error) {
 	if err != nil {
 		return nil, fmt.Errorf("read boot id: %w", err)
 	}
+	devices, err := cdi.Open(p.Config.Runtime.CDIDirs)
+	if err != nil {
+		return nil, err
+	}
 	return &Service{
 		Parts:      p,
+		cdi:        devices,
 		bootID:     strings.TrimSpace(string(boot)),
 		operations: operation.NewGroup(),
 		locks:      operation.NewLocks(),

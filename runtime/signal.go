@@ -76,14 +76,18 @@ func realTime(base int, offset string) (syscall.Signal, error) {
 	return syscall.Signal(base + n), nil
 }
 
-// criSignal is the enum value of a stop signal's name.
+// criSignal is the enum value of a stop signal's name. Of two names of one
+// signal (SIGCHLD, SIGCLD) it is the one that was given, else the lower value.
 func criSignal(name string) cri.Signal {
+	if value, ok := cri.Signal_value["SIGNAL_"+name]; ok {
+		return cri.Signal(value)
+	}
 	n, err := signalNumber(name)
 	if err != nil {
 		return cri.Signal_SIGNAL_RUNTIME_DEFAULT
 	}
-	for value, label := range cri.Signal_name {
-		if m, err := signalNumber(strings.TrimPrefix(label, "SIGNAL_")); err == nil && m == n {
+	for value := range int32(len(cri.Signal_name)) {
+		if m, err := signalNumber(strings.TrimPrefix(cri.Signal_name[value], "SIGNAL_")); err == nil && m == n {
 			return cri.Signal(value)
 		}
 	}

@@ -93,10 +93,20 @@ func TestEveryCRISignal(t *testing.T) {
 			t.Errorf("%s: %v", label, err)
 			continue
 		}
-		want, _ := signalNumber(name)
-		got, _ := signalNumber(strings.TrimPrefix(criSignal(name).String(), "SIGNAL_"))
-		if got != want || want == 0 {
-			t.Errorf("%s: told back as %v", label, criSignal(name))
+		if n, err := signalNumber(name); n == 0 || err != nil || criSignal(name) != sig {
+			t.Errorf("%s: is number %d (%v) and told back as %v", label, n, err, criSignal(name))
+		}
+	}
+	if len(cri.Signal_name) != 66 {
+		t.Errorf("CRI has %d signals and the default; 65 were known", len(cri.Signal_name)-1)
+	}
+	// An image names its signal in its own way; one of two names is told.
+	for name, want := range map[string]cri.Signal{"15": cri.Signal_SIGNAL_SIGTERM, "term": cri.Signal_SIGNAL_SIGTERM, "CLD": cri.Signal_SIGNAL_SIGCHLD,
+		"6": cri.Signal_SIGNAL_SIGABRT, "29": cri.Signal_SIGNAL_SIGIO, "RTMIN+3": cri.Signal_SIGNAL_SIGRTMINPLUS3, "SIGRTMAX-2": cri.Signal_SIGNAL_SIGRTMAXMINUS2,
+		"SIGRTMIN+16": cri.Signal_SIGNAL_SIGRTMAXMINUS14, "50": cri.Signal_SIGNAL_SIGRTMAXMINUS14, "34": cri.Signal_SIGNAL_SIGRTMIN} {
+		got, err := stopSignal(0, name)
+		if err != nil || criSignal(got) != want {
+			t.Errorf("image's %s: told as %v (%v), want %v", name, criSignal(got), err, want)
 		}
 	}
 	if name, err := stopSignal(0, ""); name != "SIGTERM" || err != nil {

@@ -17,6 +17,7 @@ var rooms = map[string][]string{
 	"berth/cmd/berth":          {"berth/..."},
 	"berth/cmd/berth-monitor":  {"berth/oci/monitor"},
 	"berth/runtime":            {"berth/sandbox/...", "berth/image/...", "berth/oci/...", "berth/network", "berth/runtime/..."},
+	"berth/runtime/cdi":        {"berth/oci/spec"},
 	"berth/runtime/config":     {},
 	"berth/runtime/operation":  {},
 	"berth/runtime/resolve":    {"berth/oci/spec"},
@@ -41,7 +42,7 @@ var reserved = map[string][]string{
 	"k8s.io/cri-api/pkg/apis/runtime/v1":              {"berth/runtime", "berth/runtime/resolve", "berth/sandbox", "berth/oci/spec", "berth/network"},
 	"github.com/containernetworking/cni/libcni":       {"berth/network"},
 	"go.podman.io/image/v5/copy":                      {"berth/image"},
-	"github.com/opencontainers/runtime-spec/specs-go": {"berth/runtime", "berth/runtime/resolve", "berth/oci", "berth/oci/spec", "berth/oci/runc", "berth/cmd/berth"},
+	"github.com/opencontainers/runtime-spec/specs-go": {"berth/runtime", "berth/runtime/cdi", "berth/runtime/resolve", "berth/oci", "berth/oci/spec", "berth/oci/runc", "berth/cmd/berth"},
 }
 
 type listed struct {

@@ -36,8 +36,8 @@ func CheckContainer(config *cri.ContainerConfig, sandbox *cri.PodSandboxConfig) 
 	if err := checkDevices(config.GetDevices()); err != nil {
 		return err
 	}
-	for _, cdi := range config.GetCDIDevices() {
-		return Unsupported("CDI_devices.name", cdi.GetName(), "this version of berth injects no CDI devices")
+	if _, err := CDIDevices(config); err != nil {
+		return err
 	}
 	if err := checkProcess(config); err != nil {
 		return err

@@ -272,7 +272,12 @@ func TestRefusalsDevices(t *testing.T) {
 		{"two at one place", device(
 			&cri.Device{ContainerPath: "/d", HostPath: "/d", Permissions: "r"},
 			&cri.Device{ContainerPath: "/d/", HostPath: "/e", Permissions: "r"}), `devices[1].container_path "/d": another device (/d)`, nil},
-		{"CDI", func(in *ContainerInput) { in.Config.CDIDevices = []*cri.CDIDevice{{Name: "v/c=d"}} }, `CDI_devices.name "v/c=d"`, ErrUnsupported},
+		{"CDI", func(in *ContainerInput) {
+			in.Config.CDIDevices = []*cri.CDIDevice{{Name: "v.test/c=d"}, {Name: "v.test/c"}}
+		}, `CDI_devices[1].name "v.test/c"`, nil},
+		{"CDI annotation", func(in *ContainerInput) {
+			in.Config.Annotations = map[string]string{"cdi.k8s.io/a": "v.test/c=d,", "other": "x"}
+		}, `annotations[cdi.k8s.io/a]`, nil},
 	})
 }
 

@@ -60,6 +60,7 @@ type Runtime struct {
 	MaxLogLine          int                `toml:"max_log_line" comment:"Bytes of one log piece; a longer line is split into P pieces (256 to 1048576)."`
 	UnprivilegedPorts   bool               `toml:"unprivileged_ports" comment:"Let non-root processes of pods with a network of their own bind ports below 1024 and ping."`
 	MissingHostPath     string             `toml:"missing_host_path" comment:"What a mount does whose host path does not exist: create a directory there, or refuse the container."`
+	CDIDirs             []string           `toml:"cdi_dirs" comment:"Directories of CDI files (devices by name); of two files for one device that in the later directory counts. Read when a container asks for one."`
 	Handlers            map[string]Handler `toml:"handlers" comment:"Runtime handlers by name."`
 }
 
@@ -101,6 +102,7 @@ func Default() Config {
 			NofileSoft: 1024, NofileHard: 524288, ShmSize: 64 << 20, MaxLogLine: 16 << 10, UnprivilegedPorts: true,
 			MissingHostPath: Create,
 			Handlers:        map[string]Handler{"runc": {Path: "runc"}},
+			CDIDirs:         []string{"/etc/cdi", "/var/run/cdi"},
 		},
 	}
 }
@@ -187,6 +189,11 @@ func (c Config) Check() error {
 	for _, d := range c.CNI.BinDirs {
 		if !filepath.IsAbs(d) {
 			return fmt.Errorf("%w: key \"cni.bin_dirs\": %q is not an absolute path", ErrInvalid, d)
+		}
+	}
+	for _, d := range c.Runtime.CDIDirs {
+		if !filepath.IsAbs(d) {
+			return fmt.Errorf("%w: key \"runtime.cdi_dirs\": %q is not an absolute path", ErrInvalid, d)
 		}
 	}
 	return c.checkValues()

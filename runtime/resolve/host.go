@@ -146,13 +146,23 @@ func (r reader) rlimitMax(resource bool) (map[string]uint64, error) {
 	return most, lines.Err()
 }
 
-// swapControl looks for the control file. The root of a v2 hierarchy has none,
-// so there its children are looked at.
+// swapControl looks for the control file, which a kernel without swap accounting
+// does not have. The root of a v2 hierarchy never has it, so there its children
+// are looked at; where none has the memory controller yet, the kernel's command
+// line is all there is to go by.
 func (r reader) swapControl(v2 bool) bool {
 	if !v2 {
 		return r.has("sys/fs/cgroup/memory/memory.memsw.limit_in_bytes")
 	}
-	found, err := filepath.Glob(filepath.Join(r.root, "sys/fs/cgroup/*/memory.swap.max"))
+	if r.any("sys/fs/cgroup/*/memory.swap.max") {
+		return true
+	}
+	off := slices.Contains(strings.Fields(r.text("proc/cmdline")), "swapaccount=0")
+	return !r.any("sys/fs/cgroup/*/memory.max") && r.has("proc/swaps") && !off
+}
+
+func (r reader) any(pattern string) bool {
+	found, err := filepath.Glob(filepath.Join(r.root, pattern))
 	return err == nil && len(found) > 0
 }
 

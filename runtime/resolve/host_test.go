@@ -10,6 +10,7 @@ import (
 	"syscall"
 	"testing"
 
+	rspec "github.com/opencontainers/runtime-spec/specs-go"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"berth/oci/spec"
@@ -69,6 +70,64 @@ func TestHostFactsOfOthers(t *testing.T) {
 	if len(h.Capabilities) != 41 || !maps.Equal(h.RlimitMax, map[string]uint64{"RLIMIT_NOFILE": 1048576}) {
 		t.Errorf("%+v", h)
 	}
+}
+
+// B103: on a kernel without swap accounting nothing of swap is asked of the OCI
+// runtime, neither by a limit of memory alone nor by one of swap, at creation
+// and at an update.
+func TestB103NoSwapAccounting(t *testing.T) {
+	v1 := map[string]string{"sys/fs/cgroup/memory/memory.limit_in_bytes": "x"}
+	v2 := map[string]string{"sys/fs/cgroup/cgroup.controllers": "memory", "sys/fs/cgroup/a/memory.max": "max", "proc/swaps": ""}
+	bare := map[string]string{"sys/fs/cgroup/cgroup.controllers": "memory", "proc/swaps": "", "proc/cmdline": "quiet swapaccount=0"}
+	for name, tc := range map[string]struct {
+		files map[string]string
+		more  string // a file that makes it a host with accounting
+	}{
+		"v1": {v1, "sys/fs/cgroup/memory/memory.memsw.limit_in_bytes"}, "v2": {v2, "sys/fs/cgroup/b/memory.swap.max"},
+		"v2 without children": {bare, "sys/fs/cgroup/b/memory.swap.max"},
+	} {
+		h, err := hostFacts(fakeHost(t, tc.files))
+		if err != nil || h.SwapControl {
+			t.Fatalf("%s: swap can be limited: %v, %v", name, h.SwapControl, err)
+		}
+		if m := memoryOf(t, h); m.Limit == nil || *m.Limit != 1<<20 || m.Swap != nil {
+			t.Errorf("%s: memory %+v; no swap must be asked for", name, m)
+		}
+		tc.files[tc.more] = "max"
+		h, err = hostFacts(fakeHost(t, tc.files))
+		if err != nil || !h.SwapControl {
+			t.Fatalf("%s: swap cannot be limited: %v", name, err)
+		}
+		if m := memoryOf(t, h); m.Swap == nil || *m.Swap != 1<<20 {
+			t.Errorf("%s: memory %+v; swap must be limited to the same", name, m)
+		}
+	}
+	delete(bare, "sys/fs/cgroup/b/memory.swap.max")
+	bare["proc/cmdline"] = "quiet"
+	if h, err := hostFacts(fakeHost(t, bare)); err != nil || !h.SwapControl {
+		t.Errorf("v2 before any child has the controller: %v", err)
+	}
+}
+
+// memoryOf is what a memory limit of 1 MiB becomes, by an update and at
+// creation alike.
+func memoryOf(t *testing.T, h spec.Host) rspec.LinuxMemory {
+	t.Helper()
+	limit := &cri.LinuxContainerResources{MemoryLimitInBytes: 1 << 20}
+	r, err := spec.UpdateResources(limit, h)
+	if err != nil {
+		t.Fatal(err)
+	}
+	sp, _, err := spec.Container(spec.ContainerInput{Host: h, Sandbox: &cri.PodSandboxConfig{}, Rootfs: "/r",
+		Namespaces: spec.Namespaces{Net: "/n", IPC: "/n", PID: "/n"},
+		Config:     &cri.ContainerConfig{Command: []string{"x"}, Linux: &cri.LinuxContainerConfig{Resources: limit}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if at := sp.Linux.Resources.Memory; (at.Swap == nil) != (r.Memory.Swap == nil) || *at.Limit != *r.Memory.Limit {
+		t.Errorf("at creation %+v, by an update %+v", at, r.Memory)
+	}
+	return *r.Memory
 }
 
 func TestHostFactsInUserNamespace(t *testing.T) {

@@ -1,0 +1,80 @@
+// Package cdi puts the devices of the Container Device Interface into OCI
+// specifications: what a vendor's file on the node says a named device needs
+// (device nodes, mounts, environment, hooks).
+//
+// It owns the look at the node's CDI files; the format and its rules are those
+// of tags.cncf.io/container-device-interface. It does not decide which devices a
+// container gets (spec.CDIDevices reads that from the request, never from an
+// image) and it writes no file.
+//
+// Terms: a "CDI file" is a *.json or *.yaml file in one of the directories; of
+// two files that define one device, that in the later directory wins, and
+// within one directory neither does. A file that cannot be read takes only its
+// own devices with it.
+package cdi
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+
+	rspec "github.com/opencontainers/runtime-spec/specs-go"
+	lib "tags.cncf.io/container-device-interface/pkg/cdi"
+
+	"berth/oci/spec"
+)
+
+// Devices looks devices up in the CDI files of some directories.
+type Devices struct {
+	dirs  []string
+	cache *lib.Cache
+	// mu keeps the errors that a container is told those of its own look.
+	mu sync.Mutex
+}
+
+// Open is a look-up in dirs, which need not exist. Nothing is watched and
+// nothing must be closed.
+func Open(dirs []string) (*Devices, error) {
+	// The library would also follow the directories itself; a look at each
+	// request for a device costs little and can miss no change.
+	cache, err := lib.NewCache(lib.WithSpecDirs(dirs...), lib.WithAutoRefresh(false))
+	if err != nil {
+		return nil, fmt.Errorf("read CDI directories %v: %w", dirs, err)
+	}
+	return &Devices{dirs: dirs, cache: cache}, nil
+}
+
+// Inject adds the named devices to a specification. Without names it does
+// nothing; with them it reads the CDI files anew. ErrInvalid of package spec
+// when no file defines a device; after an error the specification is of no use.
+func (d *Devices) Inject(sp *rspec.Spec, names []string) error {
+	if len(names) == 0 {
+		return nil
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	// Its error is the list of broken files, which is told where it matters.
+	_ = d.cache.Refresh()
+	unknown, err := d.cache.InjectDevices(sp, names...)
+	if len(unknown) > 0 {
+		return spec.Invalid("CDI_devices", strings.Join(unknown, ","), d.whyUnknown())
+	}
+	if err != nil {
+		return fmt.Errorf("inject CDI devices %s: %w", strings.Join(names, ","), err)
+	}
+	return nil
+}
+
+// whyUnknown names the directories, and the files in them that cannot be used.
+func (d *Devices) whyUnknown() string {
+	text := "no CDI file in " + strings.Join(d.dirs, ", ") + " defines it"
+	broken := d.cache.GetErrors()
+	for _, path := range slices.Sorted(maps.Keys(broken)) {
+		for _, err := range broken[path] {
+			text += fmt.Sprintf("; %s: %v", path, err)
+		}
+	}
+	return text
+}
