@@ -76,6 +76,9 @@ type CreateRequest struct {
 	ID     string
 	Bundle string // absolute directory
 	IO     IO
+	// SystemdCgroup has systemd make the cgroup; the specification's cgroupsPath
+	// is then slice:prefix:name.
+	SystemdCgroup bool
 }
 
 // Process is a container's init as the kernel knows it.

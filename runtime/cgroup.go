@@ -14,6 +14,7 @@ import (
 
 	"berth/oci"
 	"berth/oci/monitor"
+	"berth/runtime/config"
 	"berth/sandbox"
 )
 
@@ -21,13 +22,79 @@ import (
 // of its own below it.
 const defaultCgroup = "/berth"
 
+// defaultSlice holds the containers of pods that name no cgroup_parent, where
+// systemd makes the cgroups: as those of any service.
+const defaultSlice = "system.slice"
+
+// cgroupPrefix begins the names of the scopes that systemd makes.
+const cgroupPrefix = "berth"
+
+const cgroupParentField = "config.linux.cgroup_parent"
+
+// cgroupParent is the directory of a pod's cgroup below each hierarchy, and
+// whether berth makes and removes it. It refuses what the cgroup driver cannot
+// mean: a pod of the other driver would be outside of the kubelet's accounting.
+func (s *Service) cgroupParent(sandboxID, parent string) (dir string, made bool, err error) {
+	if s.Config.Runtime.CgroupDriver == config.Systemd {
+		dir, err := sliceParent(parent)
+		return dir, false, err
+	}
+	if err := checkCgroupParent(parent); err != nil {
+		return "", false, err
+	}
+	if parent == "" {
+		return defaultCgroup + "/" + sandboxID, true, nil
+	}
+	return filepath.Clean(parent), false, nil
+}
+
+// sliceParent is the directory of a slice. The kubelet names it alone; a path
+// is taken where it is the right one.
+func sliceParent(parent string) (string, error) {
+	if parent == "" {
+		parent = defaultSlice
+	}
+	if !strings.HasSuffix(parent, ".slice") {
+		return "", fmt.Errorf("%w: %s %q is no slice, but berth's cgroup driver is systemd: set the kubelet's cgroupDriver to systemd", errInvalid, cgroupParentField, parent)
+	}
+	dir, err := oci.SliceDir(filepath.Base(parent))
+	if err != nil {
+		return "", fmt.Errorf("%w: %s: %w", errInvalid, cgroupParentField, err)
+	}
+	if strings.Contains(parent, "/") && filepath.Clean("/"+parent) != dir {
+		return "", fmt.Errorf("%w: %s %q: systemd has that slice at %s", errInvalid, cgroupParentField, parent, dir)
+	}
+	return dir, nil
+}
+
+// bySystemd tells whether systemd makes the cgroups of a pod's containers. It
+// is the pod's own property: the driver may have been another one when it was
+// made.
+func bySystemd(sb *sandbox.Sandbox) bool { return strings.HasSuffix(sb.CgroupParent, ".slice") }
+
+// cgroupsPath is how a specification names the cgroup of a container or pause.
+func cgroupsPath(sb *sandbox.Sandbox, id string) string {
+	if bySystemd(sb) {
+		return filepath.Base(sb.CgroupParent) + ":" + cgroupPrefix + ":" + id
+	}
+	return sb.CgroupParent + "/" + id
+}
+
+// cgroupDir is the directory, below each hierarchy, of a container's cgroup.
+func cgroupDir(sb *sandbox.Sandbox, id string) string {
+	if bySystemd(sb) {
+		return sb.CgroupParent + "/" + cgroupPrefix + "-" + id + ".scope"
+	}
+	return sb.CgroupParent + "/" + id
+}
+
 // checkCgroupParent refuses what the cgroupfs driver cannot mean.
 func checkCgroupParent(parent string) error {
-	const field = "config.linux.cgroup_parent"
+	const field = cgroupParentField
 	switch {
 	case parent == "":
 		return nil
-	case strings.HasSuffix(parent, ".slice"):
+	case strings.HasSuffix(filepath.Clean(parent), ".slice"):
 		return fmt.Errorf("%w: %s %q is a systemd slice, but berth's cgroup driver is cgroupfs: set the kubelet's cgroupDriver to cgroupfs", errInvalid, field, parent)
 	case strings.ContainsFunc(parent, unicode.IsControl):
 		return fmt.Errorf("%w: %s %q has a control character", errInvalid, field, parent)
@@ -71,7 +138,7 @@ func (s *Service) removePodCgroup(ctx context.Context, parent string) error {
 // delete has done so, unless a crash came between the making of the cgroup and
 // of the runtime's own state. Idempotent.
 func removeOwnCgroup(ctx context.Context, sb *sandbox.Sandbox, id string) error {
-	if err := monitor.RemoveCgroups(ctx, sb.CgroupParent+"/"+id); err != nil {
+	if err := monitor.RemoveCgroups(ctx, cgroupDir(sb, id)); err != nil {
 		return fmt.Errorf("remove cgroup of %s: %w", id, err)
 	}
 	return nil

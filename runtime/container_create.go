@@ -122,7 +122,7 @@ func (s *Service) make(ctx context.Context, op *operation.Operation, c *sandbox.
 	if err != nil {
 		return err
 	}
-	rt, err := s.handler(sb.Handler)
+	rt, err := s.runtimeOfPod(sb)
 	if err != nil {
 		return err
 	}
@@ -159,7 +159,7 @@ func (s *Service) make(ctx context.Context, op *operation.Operation, c *sandbox.
 	}
 	op.Step("create in the OCI runtime")
 	config := c.Config.Message
-	p, err := s.createInRuntime(ctx, rt, oci.CreateRequest{ID: c.ID, Bundle: s.bundleDir(c.ID), IO: oci.IO{
+	p, err := s.createInRuntime(ctx, rt, oci.CreateRequest{ID: c.ID, Bundle: s.bundleDir(c.ID), SystemdCgroup: bySystemd(sb), IO: oci.IO{
 		LogPath: c.LogPath, Terminal: config.GetTty(), Stdin: config.GetStdin(), StdinOnce: config.GetStdinOnce(),
 		MaxLine: s.Config.Runtime.MaxLogLine, UID: sp.Process.User.UID, GID: sp.Process.User.GID,
 	}})
@@ -212,13 +212,13 @@ func (s *Service) mountRootfs(c *sandbox.Container, img *image.Record) error {
 func (s *Service) specInput(sb *sandbox.Sandbox, c *sandbox.Container, img *image.Record, volumes map[int]string) (spec.ContainerInput, error) {
 	in := spec.ContainerInput{
 		ID: c.ID, SandboxID: sb.ID, Config: c.Config.Message, Sandbox: sb.Config.Message, Image: &img.Config, Host: s.Host,
-		CgroupsPath: sb.CgroupParent + "/" + c.ID,
+		CgroupsPath: cgroupsPath(sb, c.ID),
 		Rootfs:      s.rootfsDir(c.ID),
 		Files: spec.Files{
 			Hosts: s.podFile(sb.ID, "hosts"), Hostname: s.podFile(sb.ID, "hostname"), ResolvConf: s.podFile(sb.ID, "resolv.conf"),
 			Shm: s.shmPath(sb.ID),
 		},
-		Options:  spec.Options{Capabilities: s.Config.Runtime.DefaultCapabilities},
+		Options:  s.specOptions(sb),
 		Hostname: s.visibleHostname(sb),
 	}
 	if sb.Namespaces().GetIpc() == cri.NamespaceMode_NODE {
@@ -291,7 +291,7 @@ func (s *Service) newContainer(sb *sandbox.Sandbox, config *cri.ContainerConfig,
 		ID:           newID(),
 		Name:         sandbox.ContainerName(config.GetMetadata(), sb.ID),
 		SandboxID:    sb.ID,
-		Handler:      sb.Handler,
+		Handler:      sb.Runtime,
 		Config:       sandbox.Config[*cri.ContainerConfig]{Message: config},
 		BootID:       s.bootID,
 		ImageID:      img.ID,

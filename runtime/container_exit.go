@@ -75,9 +75,6 @@ func (s *Service) killRest(c *sandbox.Container) {
 	}
 }
 
-// runtimeOf is the OCI runtime of a container; its sandbox may be gone.
-func (s *Service) runtimeOf(c *sandbox.Container) (oci.Runtime, error) { return s.handler(c.Handler) }
-
 // watchExits asks the kernel again, slowly, about every init that should be
 // alive, until ctx ends: a notice that was lost cannot wedge a pod.
 func (s *Service) watchExits(ctx context.Context) {
@@ -103,7 +100,7 @@ func (s *Service) watchExits(ctx context.Context) {
 			if sb.Pause == nil || !sb.Ready(s.bootID) {
 				continue
 			}
-			if rt, err := s.handler(sb.Handler); err == nil {
+			if rt, err := s.runtimeOfPod(sb); err == nil {
 				if e, ok := rt.Exited(sb.ID); ok {
 					s.Exited(e)
 				}

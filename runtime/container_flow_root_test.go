@@ -239,7 +239,7 @@ func TestFailedStart(t *testing.T) {
 		}
 		_, err = n.StartContainer(t.Context(), &cri.StartContainerRequest{ContainerId: id})
 		n.refused("again", err, codes.FailedPrecondition, "EXITED")
-		eventually(t, "its process is gone", func() bool { _, over := n.Handlers[""].Exited(id); return over })
+		eventually(t, "its process is gone", func() bool { _, over := n.Handlers["runc"].Exited(id); return over })
 		if again := n.status(id); again.GetExitCode() != 128 || again.GetReason() != "StartError" {
 			t.Errorf("%s: the killed process changed the status to %v", how, again)
 		}

@@ -52,7 +52,7 @@ func (s *Service) startContainer(ctx context.Context, id string) error {
 	if err != nil {
 		return err
 	}
-	rt, err := s.handler(sb.Handler)
+	rt, err := s.runtimeOfPod(sb)
 	if err != nil {
 		return err
 	}

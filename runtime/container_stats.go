@@ -92,7 +92,7 @@ func (s *Service) measure(ctx context.Context, containers []*sandbox.Container) 
 	for i, c := range containers {
 		targets[i] = stats.Target{ID: c.ID, Layer: filepath.Join(s.Records.Containers.Dir(c.ID), "upper"), Started: time.Unix(0, c.StartedAt)}
 		if sb, err := s.Records.Sandboxes.Get(c.SandboxID); err == nil {
-			targets[i].Cgroup = sb.CgroupParent + "/" + c.ID
+			targets[i].Cgroup = cgroupDir(sb, c.ID)
 		}
 	}
 	defer s.stats.Keep(func(id string) bool {

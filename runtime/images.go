@@ -41,7 +41,7 @@ func (i *imageService) PullImage(ctx context.Context, req *cri.PullImageRequest)
 	if err := checkReference(ref); err != nil {
 		return nil, err
 	}
-	if _, err := i.service.handler(req.GetImage().GetRuntimeHandler()); err != nil {
+	if _, err := i.service.handlerName(req.GetImage().GetRuntimeHandler()); err != nil {
 		return nil, err
 	}
 	pull := image.PullRequest{Reference: ref}

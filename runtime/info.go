@@ -4,12 +4,14 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"maps"
 	goruntime "runtime"
 	"slices"
-	"sort"
 
 	"github.com/opencontainers/runtime-spec/specs-go/features"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"berth/runtime/config"
 )
 
 // Version answers with berth's name and version.
@@ -19,7 +21,11 @@ func (s *Service) Version(context.Context, *cri.VersionRequest) (*cri.VersionRes
 
 // RuntimeConfig tells the cgroup driver; static for the daemon's life.
 func (s *Service) RuntimeConfig(context.Context, *cri.RuntimeConfigRequest) (*cri.RuntimeConfigResponse, error) {
-	return &cri.RuntimeConfigResponse{Linux: &cri.LinuxRuntimeConfiguration{CgroupDriver: cri.CgroupDriver_CGROUPFS}}, nil
+	driver := cri.CgroupDriver_CGROUPFS
+	if s.Config.Runtime.CgroupDriver == config.Systemd {
+		driver = cri.CgroupDriver_SYSTEMD
+	}
+	return &cri.RuntimeConfigResponse{Linux: &cri.LinuxRuntimeConfiguration{CgroupDriver: driver}}, nil
 }
 
 // Status tells whether pods can be run, and with which handlers. It waits for
@@ -100,21 +106,18 @@ func (s *Service) hostInfo() hostFacts {
 
 // readFeatures asks every handler's binary once what it can do.
 func (s *Service) readFeatures(ctx context.Context) {
-	names := make([]string, 0, len(s.Handlers))
-	for name := range s.Handlers {
-		names = append(names, name)
-	}
-	sort.Strings(names)
 	s.handlers = nil
-	for _, name := range names {
+	for _, name := range slices.Sorted(maps.Keys(s.Handlers)) {
 		f, err := s.Handlers[name].Features(ctx)
 		if err != nil {
 			s.Log.WithError(err).WithField("handler", name).Warn("features of the runtime are unknown")
 			f = &features.Features{}
 		}
-		s.handlers = append(s.handlers, &cri.RuntimeHandler{Name: name, Features: &cri.RuntimeHandlerFeatures{
-			RecursiveReadOnlyMounts: slices.Contains(f.MountOptions, "rro"),
-		}})
+		has := &cri.RuntimeHandlerFeatures{RecursiveReadOnlyMounts: slices.Contains(f.MountOptions, "rro")}
+		s.handlers = append(s.handlers, &cri.RuntimeHandler{Name: name, Features: has})
+		if name == s.Config.Runtime.DefaultHandler {
+			s.handlers = append(s.handlers, &cri.RuntimeHandler{Name: "", Features: has})
+		}
 	}
 	s.features = &cri.RuntimeFeatures{SupplementalGroupsPolicy: true, MountOptions: true}
 }

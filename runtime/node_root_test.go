@@ -245,7 +245,7 @@ func (n *node) open() {
 	must(n.t, err)
 	rt, err := runc.New(runc.Options{Binary: n.dir + "/bin/runc", Root: n.cfg.State + "/runc/runc", Monitor: n.client})
 	must(n.t, err)
-	p.Handlers = map[string]oci.Runtime{"": rt, "runc": rt}
+	p.Handlers = map[string]oci.Runtime{"runc": rt}
 	n.Service, err = New(p)
 	must(n.t, err)
 	close(made)

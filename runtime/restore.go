@@ -49,7 +49,7 @@ func (s *Service) adopt(ctx context.Context) error {
 			continue
 		}
 		if p := sb.Pause; p != nil {
-			byHandler[sb.Handler] = append(byHandler[sb.Handler], oci.Handle{ID: sb.ID, Bundle: s.bundleDir(sb.ID), Process: oci.Process(*p)})
+			byHandler[sb.Runtime] = append(byHandler[sb.Runtime], oci.Handle{ID: sb.ID, Bundle: s.bundleDir(sb.ID), Process: oci.Process(*p)})
 		}
 	}
 	for _, c := range s.Records.Containers.List() {
@@ -57,15 +57,8 @@ func (s *Service) adopt(ctx context.Context) error {
 			byHandler[c.Handler] = append(byHandler[c.Handler], oci.Handle{ID: c.ID, Bundle: s.bundleDir(c.ID), Process: oci.Process(*c.Process)})
 		}
 	}
-	for name, rt := range s.Handlers {
-		if name == s.Config.Runtime.DefaultHandler {
-			continue // its containers are also found as ""; restored together below
-		}
-		handles := byHandler[name]
-		if name == "" {
-			handles = append(handles, byHandler[s.Config.Runtime.DefaultHandler]...)
-		}
-		states, err := rt.Restore(ctx, handles)
+	for name, rt := range s.allRuntimes() {
+		states, err := rt.Restore(ctx, byHandler[name])
 		if err != nil {
 			return fmt.Errorf("restore containers of handler %q: %w", name, err)
 		}
@@ -157,7 +150,7 @@ func (s *Service) removeHalfMade(ctx context.Context) {
 // container that nobody can name any more is killed: the kubelet makes another.
 func (s *Service) sweep(ctx context.Context) error {
 	if err := s.sweepDir("containers", s.bundleKnown, func(dir string) error {
-		for _, rt := range s.Handlers { // which one made it nobody knows
+		for _, rt := range s.allRuntimes() { // which one made it nobody knows
 			if err := rt.Delete(ctx, filepath.Base(dir)); err != nil {
 				return err
 			}

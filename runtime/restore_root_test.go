@@ -151,7 +151,7 @@ func TestRestartWithAnUnreadableRecord(t *testing.T) {
 	if got := n.containers(); len(got) != 1 || got[0] != kept {
 		t.Errorf("containers %q", got)
 	}
-	if _, over := n.Handlers[""].Exited(kept); over {
+	if _, over := n.Handlers["runc"].Exited(kept); over {
 		t.Error("the other container has ended")
 	}
 	eventually(t, "the lost container's things are gone", func() bool { return !strings.Contains(strings.Join(n.left(), " "), lost) })
@@ -231,7 +231,7 @@ func TestAfterAReboot(t *testing.T) {
 // record another boot's id.
 func (n *node) reboot(pod string, more func()) {
 	n.t.Helper()
-	rt := n.Handlers[""]
+	rt := n.Handlers["runc"]
 	ids := []string{pod}
 	for _, c := range n.Records.ContainersOf(pod) {
 		ids = append(ids, c.ID)

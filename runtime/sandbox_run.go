@@ -68,7 +68,10 @@ func (s *Service) makeRoom(ctx context.Context, op *operation.Operation, old *sa
 // pod is removed again; if that fails too (CNI DEL), its record stays, not
 // ready, for a later StopPodSandbox or RemovePodSandbox to finish.
 func (s *Service) runSandbox(ctx context.Context, op *operation.Operation, req *cri.RunPodSandboxRequest) (id string, err error) {
-	sb := s.newSandbox(req)
+	sb, err := s.newSandbox(req)
+	if err != nil {
+		return "", err
+	}
 	open, err := s.locks.Lock(ctx, sb.ID)
 	if err != nil {
 		return "", err
@@ -142,22 +145,23 @@ func (s *Service) recordReady(op *operation.Operation, id string) error {
 	return err
 }
 
-func (s *Service) newSandbox(req *cri.RunPodSandboxRequest) *sandbox.Sandbox {
+func (s *Service) newSandbox(req *cri.RunPodSandboxRequest) (*sandbox.Sandbox, error) {
 	id := newID()
+	handler, err := s.handlerName(req.GetRuntimeHandler())
+	if err != nil {
+		return nil, err
+	}
 	sb := &sandbox.Sandbox{
-		ID:           id,
-		Name:         sandbox.SandboxName(req.GetConfig().GetMetadata()),
-		Handler:      req.GetRuntimeHandler(),
-		Config:       sandbox.Config[*cri.PodSandboxConfig]{Message: req.GetConfig()},
-		BootID:       s.bootID,
-		CreatedAt:    time.Now().UnixNano(),
-		CgroupParent: req.GetConfig().GetLinux().GetCgroupParent(),
+		ID:        id,
+		Name:      sandbox.SandboxName(req.GetConfig().GetMetadata()),
+		Handler:   req.GetRuntimeHandler(),
+		Runtime:   handler,
+		Config:    sandbox.Config[*cri.PodSandboxConfig]{Message: req.GetConfig()},
+		BootID:    s.bootID,
+		CreatedAt: time.Now().UnixNano(),
 	}
-	if sb.CgroupParent == "" {
-		sb.CgroupParent = defaultCgroup + "/" + id
-		sb.CgroupMade = true
-	}
-	return sb
+	sb.CgroupParent, sb.CgroupMade, err = s.cgroupParent(id, req.GetConfig().GetLinux().GetCgroupParent())
+	return sb, err
 }
 
 // maxMetadata bounds each part of a pod's name; CNI plugins get them in their
@@ -182,13 +186,13 @@ func (s *Service) checkSandbox(req *cri.RunPodSandboxRequest) error {
 			return fmt.Errorf("%w: config.metadata.%s is longer than %d bytes", errInvalid, f.field, maxMetadata)
 		}
 	}
-	if _, err := s.handler(req.GetRuntimeHandler()); err != nil {
+	if _, err := s.handlerName(req.GetRuntimeHandler()); err != nil {
 		return err
 	}
 	if d := c.GetLogDirectory(); d != "" && (!strings.HasPrefix(d, "/") || strings.ContainsFunc(d, unicode.IsControl)) {
 		return fmt.Errorf("%w: config.log_directory %q is not absolute or has a control character", errInvalid, d)
 	}
-	if err := checkCgroupParent(c.GetLinux().GetCgroupParent()); err != nil {
+	if _, _, err := s.cgroupParent("", c.GetLinux().GetCgroupParent()); err != nil {
 		return err
 	}
 	if err := checkHostname(c); err != nil {
@@ -288,7 +292,7 @@ func (s *Service) setupNetwork(ctx context.Context, sb *sandbox.Sandbox) error {
 // startPause runs the one process a pod may need: PID 1 of its shared PID
 // namespace.
 func (s *Service) startPause(ctx context.Context, sb *sandbox.Sandbox) error {
-	rt, err := s.handler(sb.Handler)
+	rt, err := s.runtimeOfPod(sb)
 	if err != nil {
 		return err
 	}
@@ -298,7 +302,7 @@ func (s *Service) startPause(ctx context.Context, sb *sandbox.Sandbox) error {
 	}
 	sp, err := spec.Pause(spec.PauseInput{
 		ID: sb.ID, Sandbox: sb.Config.Message, Host: s.Host, Rootfs: s.PauseDir, SeccompProfile: profile,
-		Namespaces: s.joinedNamespaces(sb), CgroupsPath: sb.CgroupParent + "/" + sb.ID,
+		Namespaces: s.joinedNamespaces(sb), CgroupsPath: cgroupsPath(sb, sb.ID),
 	})
 	if err != nil {
 		return err
@@ -307,7 +311,7 @@ func (s *Service) startPause(ctx context.Context, sb *sandbox.Sandbox) error {
 	if err := oci.WriteBundle(bundle, sp); err != nil {
 		return err
 	}
-	p, err := s.createInRuntime(ctx, rt, oci.CreateRequest{ID: sb.ID, Bundle: bundle})
+	p, err := s.createInRuntime(ctx, rt, oci.CreateRequest{ID: sb.ID, Bundle: bundle, SystemdCgroup: bySystemd(sb)})
 	if err != nil {
 		return fmt.Errorf("create pause: %w", err)
 	}

@@ -91,7 +91,7 @@ func (s *Service) stopPause(ctx context.Context, sb *sandbox.Sandbox) error {
 	if sb.Namespaces().GetPid() != cri.NamespaceMode_POD {
 		return nil
 	}
-	rt, err := s.handler(sb.Handler)
+	rt, err := s.runtimeOfPod(sb)
 	if err != nil {
 		return err
 	}

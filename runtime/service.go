@@ -10,6 +10,7 @@ import (
 	"sync"
 	"time"
 
+	rspec "github.com/opencontainers/runtime-spec/specs-go"
 	"github.com/sirupsen/logrus"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
@@ -37,9 +38,12 @@ type Parts struct {
 	Records  *sandbox.Store
 	Images   *image.Store
 	Network  *network.Manager
-	Handlers map[string]oci.Runtime // by name; the default one also as ""
-	Host     spec.Host
-	PauseDir string // rootfs of pause containers
+	Handlers map[string]oci.Runtime // by name
+	// Retired are handlers that are configured no more but have containers.
+	Retired   map[string]oci.Runtime
+	BaseSpecs map[string]*rspec.Spec // of the handlers that have one
+	Host      spec.Host
+	PauseDir  string // rootfs of pause containers
 }
 
 // Service is CRI's RuntimeService.
@@ -97,14 +101,6 @@ func (s *Service) Close(ctx context.Context) {
 	case <-done:
 	case <-ctx.Done():
 	}
-}
-
-// handler finds the OCI runtime of a handler name; empty is the default.
-func (s *Service) handler(name string) (oci.Runtime, error) {
-	if rt, ok := s.Handlers[name]; ok {
-		return rt, nil
-	}
-	return nil, fmt.Errorf("%w: runtime_handler %q is not configured", errInvalid, name)
 }
 
 // newID makes a random id of 64 hexadecimal digits.

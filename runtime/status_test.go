@@ -16,6 +16,7 @@ import (
 	"berth/network"
 	"berth/oci"
 	"berth/oci/spec"
+	"berth/runtime/config"
 	"berth/runtime/operation"
 	"berth/sandbox"
 )
@@ -137,9 +138,51 @@ func TestCgroupParents(t *testing.T) {
 			t.Errorf("%q: %v", good, err)
 		}
 	}
-	for _, bad := range []string{"/", "//", "kubepods", "/a/../..", "kubepods-pod1.slice", "/a/b.slice"} {
+	for _, bad := range []string{"/", "//", "kubepods", "/a/../..", "kubepods-pod1.slice", "/a/b.slice", "/a/b.slice/"} {
 		if err := checkCgroupParent(bad); !errors.Is(err, errInvalid) {
 			t.Errorf("%q: %v", bad, err)
+		}
+	}
+}
+
+// The driver decides what a pod's cgroup may be, and the pod's record how its
+// containers' are named.
+func TestCgroupDrivers(t *testing.T) {
+	for _, c := range []struct {
+		driver, parent, dir, path, container string
+		made                                 bool
+	}{
+		{"cgroupfs", "", "/berth/pod", "/berth/pod/ctr", "/berth/pod/ctr", true},
+		{"cgroupfs", "/kubepods/pod1/", "/kubepods/pod1", "/kubepods/pod1/ctr", "/kubepods/pod1/ctr", false},
+		{"cgroupfs", "kubepods-pod1.slice", "", "", "", false},
+		{"systemd", "", "/system.slice", "system.slice:berth:ctr", "/system.slice/berth-ctr.scope", false},
+		{"systemd", "kubepods-pod1.slice", "/kubepods.slice/kubepods-pod1.slice", "kubepods-pod1.slice:berth:ctr",
+			"/kubepods.slice/kubepods-pod1.slice/berth-ctr.scope", false},
+		{"systemd", "/kubepods.slice/kubepods-pod1.slice", "/kubepods.slice/kubepods-pod1.slice", "kubepods-pod1.slice:berth:ctr",
+			"/kubepods.slice/kubepods-pod1.slice/berth-ctr.scope", false},
+		{"systemd", "/elsewhere/kubepods-pod1.slice", "", "", "", false},
+		{"systemd", "/kubepods/pod1", "", "", "", false},
+		{"systemd", "-.slice", "", "", "", false},
+	} {
+		s := &Service{}
+		s.Config.Runtime.CgroupDriver = c.driver
+		dir, made, err := s.cgroupParent("pod", c.parent)
+		if dir != c.dir || made != c.made || (err == nil) != (c.dir != "") || err != nil && !errors.Is(err, errInvalid) {
+			t.Errorf("%s, %q: %q, %v, %v; want %q, %v", c.driver, c.parent, dir, made, err, c.dir, c.made)
+			continue
+		}
+		if err != nil {
+			continue
+		}
+		sb := &sandbox.Sandbox{CgroupParent: dir}
+		if got := cgroupsPath(sb, "ctr"); got != c.path {
+			t.Errorf("%s, %q: the specification says %q, want %q", c.driver, c.parent, got, c.path)
+		}
+		if got, err := oci.CgroupDir(cgroupsPath(sb, "ctr")); got != c.container || got != cgroupDir(sb, "ctr") || err != nil {
+			t.Errorf("%s, %q: the container is at %q and %q (%v), want %q", c.driver, c.parent, got, cgroupDir(sb, "ctr"), err, c.container)
+		}
+		if reply, _ := s.RuntimeConfig(t.Context(), nil); strings.ToLower(reply.GetLinux().GetCgroupDriver().String()) != c.driver {
+			t.Errorf("RuntimeConfig says %v, want %s", reply, c.driver)
 		}
 	}
 }
@@ -149,7 +192,7 @@ func TestSandboxChecks(t *testing.T) {
 		return &cri.PodSandboxConfig{Metadata: &cri.PodSandboxMetadata{Name: "n", Namespace: "ns", Uid: "u"},
 			Linux: &cri.LinuxPodSandboxConfig{SecurityContext: &cri.LinuxSandboxSecurityContext{NamespaceOptions: &cri.NamespaceOption{}}}}
 	}
-	s := &Service{Parts: Parts{Handlers: map[string]oci.Runtime{"": nil}}}
+	s := &Service{Parts: Parts{Handlers: map[string]oci.Runtime{"runc": nil}, Config: config.Default()}}
 	if err := s.checkSandbox(&cri.RunPodSandboxRequest{Config: ok()}); err != nil {
 		t.Fatal(err)
 	}

@@ -40,6 +40,7 @@ type Sandbox struct {
 	ID      string                        `json:"id"`
 	Name    string                        `json:"name"`
 	Handler string                        `json:"handler"` // as asked for; empty is the default
+	Runtime string                        `json:"runtime"` // the handler in force; the default may become another one
 	Config  Config[*cri.PodSandboxConfig] `json:"config"`
 	BootID  string                        `json:"bootID"`
 
@@ -82,7 +83,7 @@ type Container struct {
 	ID        string                       `json:"id"`
 	Name      string                       `json:"name"`
 	SandboxID string                       `json:"sandboxID"`
-	Handler   string                       `json:"handler,omitempty"` // its sandbox's; kept here for when that is gone
+	Handler   string                       `json:"handler,omitempty"` // in force, its sandbox's; kept here for when that is gone
 	Config    Config[*cri.ContainerConfig] `json:"config"`
 	BootID    string                       `json:"bootID"`
 	ImageID   string                       `json:"imageID"`  // config digest

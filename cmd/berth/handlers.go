@@ -6,11 +6,13 @@ import (
 	"os"
 	"path/filepath"
 
+	rspec "github.com/opencontainers/runtime-spec/specs-go"
 	"github.com/sirupsen/logrus"
 
 	"berth/oci"
 	"berth/oci/monitor"
 	"berth/oci/runc"
+	"berth/oci/spec"
 	"berth/runtime"
 	"berth/runtime/config"
 )
@@ -42,16 +44,68 @@ func (d *assembled) handlers(ctx context.Context, cfg config.Config, log *logrus
 	}
 	d.closers = append(d.closers, func() { logError(log, client.Close()) })
 	defer close(made)
-	parts.Handlers = map[string]oci.Runtime{}
-	for name, h := range cfg.Runtime.Handlers {
-		parts.Handlers[name], err = runc.New(runc.Options{Binary: h.Path, Root: filepath.Join(cfg.State, "runc", name), Monitor: client})
-		if err != nil {
-			return fmt.Errorf("key \"runtime.handlers.%s.path\": %w", name, err)
-		}
+	if err := openHandlers(cfg, client, parts); err != nil {
+		return err
 	}
-	parts.Handlers[""] = parts.Handlers[cfg.Runtime.DefaultHandler]
+	if err := retireHandlers(cfg, client, log, parts); err != nil {
+		return err
+	}
 	d.service, err = runtime.New(*parts)
 	return err
+}
+
+// openHandlers makes the drivers of the configured handlers.
+func openHandlers(cfg config.Config, client *monitor.Client, parts *runtime.Parts) error {
+	parts.Handlers, parts.BaseSpecs = map[string]oci.Runtime{}, map[string]*rspec.Spec{}
+	for name, h := range cfg.Runtime.Handlers {
+		key := "runtime.handlers." + name
+		rt, err := runc.New(runc.Options{Binary: h.Path, Root: filepath.Join(cfg.State, "runc", name), Monitor: client})
+		if err != nil {
+			return fmt.Errorf("key %q: %w", key+".path", err)
+		}
+		parts.Handlers[name] = rt
+		if h.CgroupWritable && !parts.Host.CgroupV2 {
+			return fmt.Errorf("%w: key %q: needs a node with cgroup v2", config.ErrInvalid, key+".cgroup_writable")
+		}
+		if h.BaseSpec == "" {
+			continue
+		}
+		data, err := os.ReadFile(h.BaseSpec)
+		if err != nil {
+			return fmt.Errorf("key %q: %w", key+".base_spec", err)
+		}
+		if parts.BaseSpecs[name], err = spec.ParseBase(data); err != nil {
+			return fmt.Errorf("key %q: %s: %w", key+".base_spec", h.BaseSpec, err)
+		}
+	}
+	return nil
+}
+
+// retireHandlers makes drivers for handlers that are configured no more but
+// have pods or containers, so that these can be stopped and removed. Their
+// binary is not known any more; the default handler's stands in.
+func retireHandlers(cfg config.Config, client *monitor.Client, log *logrus.Entry, parts *runtime.Parts) error {
+	used := map[string]bool{}
+	for _, sb := range parts.Records.Sandboxes.List() {
+		used[sb.Runtime] = true
+	}
+	for _, c := range parts.Records.Containers.List() {
+		used[c.Handler] = true
+	}
+	parts.Retired = map[string]oci.Runtime{}
+	for name := range used {
+		if _, ok := parts.Handlers[name]; ok || name == "" {
+			continue
+		}
+		log.WithField("handler", name).Warn("the configuration has this handler no more, but pods use it; they can be stopped and removed")
+		binary := cfg.Runtime.Handlers[cfg.Runtime.DefaultHandler].Path
+		rt, err := runc.New(runc.Options{Binary: binary, Root: filepath.Join(cfg.State, "runc", name), Monitor: client})
+		if err != nil {
+			return fmt.Errorf("stand in for handler %q: %w", name, err)
+		}
+		parts.Retired[name] = rt
+	}
+	return nil
 }
 
 // monitorBinary is the configured one, or the one beside this binary.

@@ -139,6 +139,9 @@ func assemble(ctx context.Context, cfg config.Config, log *logrus.Entry) (*assem
 	if parts.Host, err = resolve.HostFacts(); err != nil {
 		return nil, err
 	}
+	if parts.Config.Runtime.CgroupDriver, err = cgroupDriver(cfg.Runtime.CgroupDriver); err != nil {
+		return nil, err
+	}
 	parts.Host.Rlimits = resolve.Nofile(cfg.Runtime.NofileSoft, cfg.Runtime.NofileHard)
 	if err := d.handlers(ctx, cfg, log, &parts); err != nil {
 		return nil, err

@@ -33,6 +33,7 @@ func main() {
 	procs := flag.Int("procs", 3, "specs run at once")
 	report := flag.String("report", "", "also keep ginkgo's JSON report in this file")
 	verbose := flag.Bool("v", false, "show critest's own output")
+	driver := flag.String("cgroup-driver", "cgroupfs", "of the daemon: cgroupfs or systemd")
 	flag.Parse()
 	if err := node.Isolate(); err != nil {
 		fmt.Fprintln(os.Stderr, "critest:", err)
@@ -40,7 +41,7 @@ func main() {
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 	defer stop()
-	if err := run(ctx, suite{focus: *focus, procs: *procs, report: *report, verbose: *verbose}); err != nil {
+	if err := run(ctx, suite{focus: *focus, procs: *procs, report: *report, driver: *driver, verbose: *verbose}); err != nil {
 		fmt.Fprintln(os.Stderr, "critest:", err)
 		os.Exit(1)
 	}
@@ -51,9 +52,9 @@ var errSpecs = errors.New("conformance is not complete")
 
 // suite is one run of the test binary.
 type suite struct {
-	focus, report, digest string
-	procs                 int
-	verbose               bool
+	focus, report, digest, driver string
+	procs                         int
+	verbose                       bool
 }
 
 func run(ctx context.Context, s suite) (err error) {
@@ -74,7 +75,7 @@ func run(ctx context.Context, s suite) (err error) {
 	if s.digest, err = parts.Standard(reg); err != nil {
 		return err
 	}
-	n, err := node.Start(ctx, node.Options{Mirror: reg.Addr()})
+	n, err := node.Start(ctx, node.Options{Mirror: reg.Addr(), CgroupDriver: s.driver})
 	if err != nil {
 		return err
 	}

@@ -3,8 +3,10 @@ package node
 import (
 	"bytes"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 
@@ -92,8 +94,13 @@ func (n *Node) config() string {
 		fmt.Sprintf("log_level = %q", either(n.options.LogLevel, "debug")))
 	table("cni", fmt.Sprintf("conf_dir = %q", n.ConfDir), fmt.Sprintf("bin_dirs = [%q]", filepath.Join(n.Deps, "cni")))
 	table("image", fmt.Sprintf("registries_conf = %q", filepath.Join(n.Dir, "registries.conf")))
-	table("runtime", `default_handler = "runc"`)
+	table("runtime", `default_handler = "runc"`, fmt.Sprintf("cgroup_driver = %q", either(n.options.CgroupDriver, "cgroupfs")))
 	table("runtime.handlers.runc", fmt.Sprintf("path = %q", filepath.Join(n.Deps, "bin", "runc")))
+	for _, name := range slices.Sorted(maps.Keys(n.options.Settings)) {
+		if strings.HasPrefix(name, "runtime.handlers.") && name != "runtime.handlers.runc" {
+			table(name)
+		}
+	}
 	return b.String()
 }
 

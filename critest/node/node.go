@@ -45,12 +45,16 @@ var serial atomic.Int32
 
 // Options says what differs from an ordinary node; the zero value is one.
 type Options struct {
-	Mirror   string            // host:port of the registry that answers for all others
-	Settings map[string]string // extra lines of config.toml by table, "" is the top level
-	Wrap     []string          // command that the daemon is started through, such as prlimit
-	NoCNI    bool              // leave the CNI directory out
-	LogLevel string            // of the daemon; empty: debug
-	RootSize string            // put root on a tmpfs of this size ("8m"), optionally with ",nr_inodes=…"
+	Mirror string // host:port of the registry that answers for all others
+	// Settings are extra lines of config.toml by table: "" is the top level; a table
+	// runtime.handlers.NAME makes another handler.
+	Settings map[string]string
+	// CgroupDriver of the daemon; empty: cgroupfs, also where systemd runs.
+	CgroupDriver string
+	Wrap         []string // command that the daemon is started through, such as prlimit
+	NoCNI        bool     // leave the CNI directory out
+	LogLevel     string   // of the daemon; empty: debug
+	RootSize     string   // put root on a tmpfs of this size ("8m"), optionally with ",nr_inodes=…"
 }
 
 // Node is a running daemon. Its methods are for one goroutine; the clients are

@@ -174,9 +174,9 @@ func sweepCgroups(ctx context.Context, dir string) error {
 	if json.Unmarshal(data, &s) != nil {
 		return nil
 	}
-	path := filepath.Clean("/" + s.Linux.CgroupsPath)
-	if path == "/" || strings.Contains(path, ":") {
-		return nil // systemd's notation: the unit goes by itself
+	path, err := oci.CgroupDir(s.Linux.CgroupsPath)
+	if err != nil {
+		return nil // no create got far with it
 	}
-	return monitor.RemoveCgroups(ctx, path)
+	return monitor.RemoveCgroups(ctx, path) // of systemd's too: it drops a scope whose cgroup is empty or gone
 }

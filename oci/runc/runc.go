@@ -105,8 +105,11 @@ func (r *Runtime) createCall(req oci.CreateRequest) monitor.Create {
 	if c.IO.MaxLine <= 0 {
 		c.IO.MaxLine = 16384
 	}
-	c.Args = []string{r.binary, "--root", r.root, "--log", logPath(req.Bundle), "--log-format", "json",
-		"create", "--bundle", req.Bundle, "--pid-file", c.PidFile}
+	c.Args = []string{r.binary, "--root", r.root, "--log", logPath(req.Bundle), "--log-format", "json"}
+	if req.SystemdCgroup {
+		c.Args = append(c.Args, "--systemd-cgroup")
+	}
+	c.Args = append(c.Args, "create", "--bundle", req.Bundle, "--pid-file", c.PidFile)
 	if req.IO.Terminal {
 		c.ConsoleSocket = r.monitor.ConsoleSocket()
 		c.Args = append(c.Args, "--console-socket", c.ConsoleSocket)

@@ -18,6 +18,7 @@ type builder struct {
 	security *cri.LinuxContainerSecurityContext
 	image    *ispec.Image
 	modes    modes
+	base     *rspec.Spec // of the runtime handler
 	warnings []string
 }
 
@@ -44,6 +45,7 @@ func Container(in ContainerInput) (*rspec.Spec, []string, error) {
 	if spec.Linux, err = b.linux(spec); err != nil {
 		return nil, nil, err
 	}
+	b.addBase(spec)
 	return spec, b.warnings, nil
 }
 
@@ -67,6 +69,7 @@ func newBuilder(in ContainerInput) (*builder, error) {
 	}
 	var err error
 	b.modes, err = containerModes(in.Config, in.Sandbox)
+	b.base = b.baseSpec()
 	return b, err
 }
 

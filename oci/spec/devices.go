@@ -51,6 +51,7 @@ func (b *builder) devices() ([]rspec.LinuxDevice, []rspec.LinuxDeviceCgroup) {
 	hostDevices := b.privileged() && !b.in.Options.PrivilegedWithoutHostDevices
 	allowAll := b.privileged() && (hostDevices || b.in.Options.PrivilegedAllDevicesAllowed)
 	rules := []rspec.LinuxDeviceCgroup{{Allow: allowAll, Access: "rwm"}}
+	rules = append(rules, b.base.Linux.Resources.Devices...)
 	for _, r := range b.in.Resolved.DeviceRules {
 		rules = append(rules, cloneRule(r))
 	}
@@ -62,6 +63,7 @@ func (b *builder) devices() ([]rspec.LinuxDevice, []rspec.LinuxDeviceCgroup) {
 	if hostDevices {
 		nodes = addDevices(nodes, b.in.Resolved.HostDevices)
 	}
+	nodes = addDevices(nodes, b.base.Linux.Devices)
 	return addDevices(nodes, b.in.Resolved.Devices), rules
 }
 

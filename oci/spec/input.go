@@ -65,6 +65,11 @@ type Options struct {
 	// PrivilegedAllDevicesAllowed is set.
 	PrivilegedWithoutHostDevices bool
 	PrivilegedAllDevicesAllowed  bool
+	// CgroupWritable lets containers write to their own cgroup, where a cgroup
+	// namespace shows them no other: with cgroup v2.
+	CgroupWritable bool
+	// Base is the runtime handler's base specification, from ParseBase; nil: none.
+	Base *rspec.Spec
 	// AppArmorDefault is the loaded profile that RuntimeDefault means. Empty:
 	// none is loaded, and RuntimeDefault confines nothing.
 	AppArmorDefault string

@@ -103,7 +103,7 @@ func (b *builder) mounts() ([]rspec.Mount, error) {
 	}
 	taken := b.taken()
 	list := b.volumeMounts()
-	for _, m := range append(b.systemMounts(), b.fileMounts()...) {
+	for _, m := range b.baseMounts(append(b.systemMounts(), b.fileMounts()...)) {
 		// Whoever brings a /dev of his own (the host's, mostly) brings what is in it.
 		if taken[m.Destination] || taken["/dev"] && strings.HasPrefix(m.Destination, "/dev/") {
 			continue
@@ -140,13 +140,17 @@ func (b *builder) systemMounts() []rspec.Mount {
 	if b.privileged() {
 		access = "rw"
 	}
+	cgroupAccess := access
+	if b.in.Options.CgroupWritable && b.in.Host.CgroupV2 {
+		cgroupAccess = "rw"
+	}
 	return []rspec.Mount{
 		{Destination: "/proc", Type: "proc", Source: "proc", Options: []string{"nosuid", "noexec", "nodev"}},
 		{Destination: "/dev", Type: "tmpfs", Source: "tmpfs", Options: []string{"nosuid", "strictatime", "mode=755", "size=65536k"}},
 		{Destination: "/sys", Type: "sysfs", Source: "sysfs", Options: []string{"nosuid", "noexec", "nodev", access}},
 		{Destination: "/dev/pts", Type: "devpts", Source: "devpts", Options: []string{"nosuid", "noexec", "newinstance", "ptmxmode=0666", "mode=0620", "gid=5"}},
 		{Destination: "/dev/mqueue", Type: "mqueue", Source: "mqueue", Options: []string{"nosuid", "noexec", "nodev"}},
-		{Destination: "/sys/fs/cgroup", Type: "cgroup", Source: "cgroup", Options: []string{"nosuid", "noexec", "nodev", "relatime", access}},
+		{Destination: "/sys/fs/cgroup", Type: "cgroup", Source: "cgroup", Options: []string{"nosuid", "noexec", "nodev", "relatime", cgroupAccess}},
 	}
 }
 

@@ -116,8 +116,10 @@ func (b *builder) env() ([]string, error) {
 	for _, kv := range b.config.GetEnvs() {
 		env.set(kv.GetKey(), string(kv.GetValue()))
 	}
-	key, value, _ := strings.Cut(defaultPath, "=")
-	env.setDefault(key, value)
+	for _, entry := range append(slices.Clone(b.base.Process.Env), defaultPath) {
+		key, value, _ := strings.Cut(entry, "=")
+		env.setDefault(key, value)
+	}
 	if b.config.GetTty() {
 		env.setDefault("TERM", "xterm")
 	}
@@ -197,6 +199,7 @@ func (b *builder) rlimits() []rspec.POSIXRlimit {
 	if b.in.Host.Rlimits == nil {
 		limits = DefaultRlimits()
 	}
+	limits = b.baseRlimits(limits)
 	for i := range limits {
 		l := &limits[i]
 		if most, ok := b.in.Host.RlimitMax[l.Type]; ok && l.Hard > most {

@@ -12,7 +12,9 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 	"time"
+	"unicode"
 
 	"github.com/pelletier/go-toml/v2"
 )
@@ -58,6 +60,7 @@ type Runtime struct {
 	NofileHard          uint64             `toml:"nofile_hard" comment:"RLIMIT_NOFILE of containers, hard; lowered to the daemon's own where it cannot be raised."`
 	ShmSize             int64              `toml:"shm_size" comment:"Bytes of a pod's /dev/shm."`
 	MaxLogLine          int                `toml:"max_log_line" comment:"Bytes of one log piece; a longer line is split into P pieces (256 to 1048576)."`
+	CgroupDriver        string             `toml:"cgroup_driver" comment:"Who makes cgroups: systemd, cgroupfs, or auto (systemd where it runs the node). The kubelet asks for it."`
 	UnprivilegedPorts   bool               `toml:"unprivileged_ports" comment:"Let non-root processes of pods with a network of their own bind ports below 1024 and ping."`
 	MissingHostPath     string             `toml:"missing_host_path" comment:"What a mount does whose host path does not exist: create a directory there, or refuse the container."`
 	CDIDirs             []string           `toml:"cdi_dirs" comment:"Directories of CDI files (devices by name); of two files for one device that in the later directory counts. Read when a container asks for one."`
@@ -70,9 +73,21 @@ const (
 	Refuse = "refuse"
 )
 
-// Handler is one OCI runtime binary.
+// Values of Runtime.CgroupDriver. Auto is settled by the daemon when it starts.
+const (
+	Systemd  = "systemd"
+	Cgroupfs = "cgroupfs"
+	Auto     = "auto"
+)
+
+// Handler is one OCI runtime binary and how its pods differ from others'.
 type Handler struct {
-	Path string `toml:"path" comment:"The binary; a bare name is looked up in PATH."`
+	Path                         string `toml:"path" comment:"The binary; a bare name is looked up in PATH."`
+	BaseSpec                     string `toml:"base_spec" comment:"OCI specification (JSON) whose hooks, environment, rlimits, mounts, devices and resources every container gets beside its own. Empty: none."`
+	CNIConfDir                   string `toml:"cni_conf_dir" comment:"Directory of CNI configurations of this handler's pods. Empty: that of [cni]."`
+	PrivilegedWithoutHostDevices bool   `toml:"privileged_without_host_devices" comment:"Keep the node's devices out of privileged containers."`
+	PrivilegedAllDevicesAllowed  bool   `toml:"privileged_all_devices_allowed" comment:"With privileged_without_host_devices: still let them use any device they make."`
+	CgroupWritable               bool   `toml:"cgroup_writable" comment:"Let containers that are not privileged write to their own cgroup (cgroup v2 only)."`
 }
 
 // Duration is a time.Duration written as "30s" or "5m".
@@ -99,7 +114,7 @@ func Default() Config {
 			DefaultHandler: "runc",
 			DefaultCapabilities: []string{"CHOWN", "DAC_OVERRIDE", "FSETID", "FOWNER", "MKNOD", "NET_RAW", "SETGID",
 				"SETUID", "SETFCAP", "SETPCAP", "NET_BIND_SERVICE", "SYS_CHROOT", "KILL", "AUDIT_WRITE"},
-			NofileSoft: 1024, NofileHard: 524288, ShmSize: 64 << 20, MaxLogLine: 16 << 10, UnprivilegedPorts: true,
+			NofileSoft: 1024, NofileHard: 524288, ShmSize: 64 << 20, MaxLogLine: 16 << 10, CgroupDriver: Auto, UnprivilegedPorts: true,
 			MissingHostPath: Create,
 			Handlers:        map[string]Handler{"runc": {Path: "runc"}},
 			CDIDirs:         []string{"/etc/cdi", "/var/run/cdi"},
@@ -226,12 +241,32 @@ func (c Config) checkValues() error {
 	if m := c.Runtime.MissingHostPath; m != Create && m != Refuse {
 		return fmt.Errorf("%w: key \"runtime.missing_host_path\": %q is neither create nor refuse", ErrInvalid, m)
 	}
+	switch c.Runtime.CgroupDriver {
+	case Systemd, Cgroupfs, Auto:
+	default:
+		return fmt.Errorf("%w: key \"runtime.cgroup_driver\": %q is none of systemd, cgroupfs, auto", ErrInvalid, c.Runtime.CgroupDriver)
+	}
+	return c.checkHandlers()
+}
+
+func (c Config) checkHandlers() error {
 	if _, ok := c.Runtime.Handlers[c.Runtime.DefaultHandler]; !ok {
 		return fmt.Errorf("%w: key \"runtime.default_handler\": %q has no [runtime.handlers.%s]", ErrInvalid, c.Runtime.DefaultHandler, c.Runtime.DefaultHandler)
 	}
 	for name, h := range c.Runtime.Handlers {
 		if name == "" || h.Path == "" {
 			return fmt.Errorf("%w: key \"runtime.handlers.%s.path\": empty", ErrInvalid, name)
+		}
+		if name == "." || name == ".." || strings.ContainsFunc(name, func(r rune) bool { return r == '/' || unicode.IsControl(r) }) {
+			return fmt.Errorf("%w: key \"runtime.handlers.%s\": a handler's name has no slash or control character", ErrInvalid, name)
+		}
+		for _, p := range []struct{ key, path string }{{"base_spec", h.BaseSpec}, {"cni_conf_dir", h.CNIConfDir}} {
+			if p.path != "" && !filepath.IsAbs(p.path) {
+				return fmt.Errorf("%w: key \"runtime.handlers.%s.%s\": %q is not an absolute path", ErrInvalid, name, p.key, p.path)
+			}
+		}
+		if h.PrivilegedAllDevicesAllowed && !h.PrivilegedWithoutHostDevices {
+			return fmt.Errorf("%w: key \"runtime.handlers.%s.privileged_all_devices_allowed\": needs privileged_without_host_devices", ErrInvalid, name)
 		}
 	}
 	return nil

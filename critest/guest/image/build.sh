@@ -20,7 +20,7 @@ say() { echo "guest image: $*" >&2; }
 
 # What the root tests and the daemon call. libseccomp2 is what runc is linked to.
 packages=(systemd systemd-sysv dbus udev kmod iproute2 iptables nftables apparmor
-  libseccomp2 procps util-linux strace busybox-static ca-certificates)
+  libseccomp2 procps util-linux strace busybox-static ca-certificates crun criu)
 
 # Services that a guest of one command's life does not need and that cost seconds of
 # emulated time. udevd stays (it handles links and mounts), its replay of events does not.

@@ -86,8 +86,15 @@ type env struct {
 // start gives the test a node, closed and checked for leaks at its end.
 func start(t *testing.T) *env {
 	t.Helper()
+	return startWith(t, node.Options{})
+}
+
+// startWith is start for a node that differs from an ordinary one.
+func startWith(t *testing.T, o node.Options) *env {
+	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), time.Duration(slow)*time.Minute)
-	n, err := node.Start(ctx, node.Options{Mirror: reg.Addr(), LogLevel: "info"})
+	o.Mirror, o.LogLevel = reg.Addr(), "info"
+	n, err := node.Start(ctx, o)
 	if err != nil {
 		cancel()
 		t.Fatalf("start a node: %v", err)
