@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"strings"
+	"sync"
 	"time"
 
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
@@ -19,11 +20,15 @@ const (
 	reasonError     = "Error"
 	reasonOOM       = "OOMKilled" // the kubelet knows this word
 	reasonUnknown   = "Unknown"
+	reasonStart     = "StartError" // the OCI runtime refused the start: nothing ever ran
 )
 
 // Exited records the end of an init: a container's, or a sandbox's pause.
 // Idempotent: the first report counts. It may be called from any goroutine.
 func (s *Service) Exited(e oci.Exit) {
+	if s.starts.hold(e) {
+		return
+	}
 	defer s.exits.tell(e.ID)
 	if _, err := s.Records.Sandboxes.Get(e.ID); err == nil {
 		s.markStopped(e.ID)
@@ -46,6 +51,40 @@ func (s *Service) Exited(e oci.Exit) {
 	if c != nil && c.SharedPIDs {
 		s.background.Go(func() { s.killRest(c) })
 	}
+}
+
+// starts are the running starts by container id. An end that is reported while
+// its start is not recorded yet waits for that: who follows the record, or the
+// events made of it, sees every container start before it stops.
+type starts struct {
+	mu      sync.Mutex
+	running map[string]*oci.Exit // guarded by mu; nil while nothing is reported
+}
+
+func (st *starts) begin(id string) {
+	st.mu.Lock()
+	defer st.mu.Unlock()
+	st.running[id] = nil
+}
+
+// hold keeps an exit and reports true while the start runs.
+func (st *starts) hold(e oci.Exit) bool {
+	st.mu.Lock()
+	defer st.mu.Unlock()
+	first, ok := st.running[e.ID]
+	if ok && first == nil {
+		st.running[e.ID] = &e
+	}
+	return ok
+}
+
+// end gives back what was held; nil when the container lives.
+func (st *starts) end(id string) *oci.Exit {
+	st.mu.Lock()
+	defer st.mu.Unlock()
+	e := st.running[id]
+	delete(st.running, id)
+	return e
 }
 
 func exitReason(e oci.Exit) string {

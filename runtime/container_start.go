@@ -56,6 +56,12 @@ func (s *Service) startContainer(ctx context.Context, id string) error {
 	if err != nil {
 		return err
 	}
+	s.starts.begin(id)
+	defer func() {
+		if e := s.starts.end(id); e != nil {
+			s.Exited(*e)
+		}
+	}()
 	at := time.Now().UnixNano()
 	if err := rt.Start(ctx, id); err != nil {
 		s.startFailed(c, at, err)
@@ -72,7 +78,7 @@ func (s *Service) startContainer(ctx context.Context, id string) error {
 func (s *Service) startFailed(c *sandbox.Container, at int64, cause error) {
 	_, err := s.Records.Containers.Update(c.ID, func(c *sandbox.Container) {
 		c.StartedAt, c.FinishedAt = at, time.Now().UnixNano()
-		c.ExitCode, c.Reason, c.Message = startErrorCode, "StartError", cause.Error()
+		c.ExitCode, c.Reason, c.Message = startErrorCode, reasonStart, cause.Error()
 	})
 	if err != nil {
 		s.Log.WithError(err).WithField("container", c.ID).Warn("record of a failed start")

@@ -35,6 +35,20 @@ func (s *Service) runningContainer(id string) (*sandbox.Container, error) {
 	return c, nil
 }
 
+// visibleContainersOf are the containers of a pod that callers may see, newest
+// first: not those that are being made.
+func (s *Service) visibleContainersOf(sandboxID string) []*sandbox.Container {
+	return s.Records.Containers.Select(func(c *sandbox.Container) bool { return c.SandboxID == sandboxID && c.MadeAt != 0 })
+}
+
+func (s *Service) containerStatuses(containers []*sandbox.Container) []*cri.ContainerStatus {
+	var out []*cri.ContainerStatus
+	for _, c := range containers {
+		out = append(out, s.containerStatus(c))
+	}
+	return out
+}
+
 // ContainerStatus answers from memory. NotFound for an unknown id.
 func (s *Service) ContainerStatus(_ context.Context, req *cri.ContainerStatusRequest) (*cri.ContainerStatusResponse, error) {
 	c, err := s.findContainer(req.GetContainerId())
@@ -97,39 +111,6 @@ func (s *Service) containerInfo(c *sandbox.Container) (map[string]string, error)
 		return nil, fmt.Errorf("describe container %s: %w", c.ID, err)
 	}
 	return map[string]string{"info": string(b)}, nil
-}
-
-// ListContainers answers from memory; all parts of the filter must fit.
-func (s *Service) ListContainers(_ context.Context, req *cri.ListContainersRequest) (*cri.ListContainersResponse, error) {
-	f := req.GetFilter()
-	reply := &cri.ListContainersResponse{}
-	id, pod := f.GetId(), f.GetPodSandboxId()
-	if id != "" {
-		c, err := s.findContainer(id)
-		if err != nil {
-			return reply, nil
-		}
-		id = c.ID
-	}
-	if pod != "" {
-		sb, err := s.findSandbox(pod)
-		if err != nil {
-			return reply, nil
-		}
-		pod = sb.ID
-	}
-	for _, c := range s.Records.Containers.List() {
-		config, state := c.Config.Message, c.State(s.bootID)
-		if c.MadeAt == 0 || id != "" && c.ID != id || pod != "" && c.SandboxID != pod ||
-			f.GetState() != nil && f.GetState().GetState() != state || !matches(f.GetLabelSelector(), config.GetLabels()) {
-			continue
-		}
-		reply.Containers = append(reply.Containers, &cri.Container{
-			Id: c.ID, PodSandboxId: c.SandboxID, Metadata: config.GetMetadata(), Image: s.imageSpec(c), ImageRef: c.ImageRef, ImageId: c.ImageID,
-			State: state, CreatedAt: c.CreatedAt, Labels: config.GetLabels(), Annotations: config.GetAnnotations(),
-		})
-	}
-	return reply, nil
 }
 
 // ReopenContainerLog makes a new log file after the old one was moved away.

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	"google.golang.org/grpc"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"berth/image"
@@ -72,25 +73,44 @@ func prefixed(word string, err error) error {
 
 // ListImages answers from memory. A filter names one image.
 func (i *imageService) ListImages(_ context.Context, req *cri.ListImagesRequest) (*cri.ListImagesResponse, error) {
-	reply := &cri.ListImagesResponse{}
-	if ref := req.GetFilter().GetImage().GetImage(); ref != "" {
+	list, err := i.list(req.GetFilter())
+	if err != nil {
+		return nil, err
+	}
+	return &cri.ListImagesResponse{Images: list}, nil
+}
+
+// StreamImages is ListImages in parts.
+func (i *imageService) StreamImages(req *cri.StreamImagesRequest, stream grpc.ServerStreamingServer[cri.StreamImagesResponse]) error {
+	list, err := i.list(req.GetFilter())
+	if err != nil {
+		return err
+	}
+	return inParts(list, func(part []*cri.Image) error {
+		return stream.Send(&cri.StreamImagesResponse{Images: part})
+	})
+}
+
+func (i *imageService) list(f *cri.ImageFilter) ([]*cri.Image, error) {
+	records := i.service.Images.List()
+	if ref := f.GetImage().GetImage(); ref != "" {
 		if err := checkReference(ref); err != nil {
 			return nil, err
 		}
 		r, err := i.service.Images.Resolve(ref)
 		if errors.Is(err, image.ErrNotFound) {
-			return reply, nil
+			return nil, nil
 		}
 		if err != nil {
 			return nil, err
 		}
-		reply.Images = append(reply.Images, criImage(r))
-		return reply, nil
+		records = []*image.Record{r}
 	}
-	for _, r := range i.service.Images.List() {
-		reply.Images = append(reply.Images, criImage(r))
+	out := make([]*cri.Image, 0, len(records))
+	for _, r := range records {
+		out = append(out, criImage(r))
 	}
-	return reply, nil
+	return out, nil
 }
 
 // ImageStatus answers from memory; an absent image is no error but an empty reply.

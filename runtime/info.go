@@ -69,6 +69,7 @@ func (s *Service) statusInfo() map[string]string {
 		running = append(running, fmt.Sprintf("%s %s: %s", o.Verb, o.Object, o.Where()))
 	}
 	put("operations", running)
+	put("events", s.events.counts())
 	return info
 }
 

@@ -37,6 +37,7 @@ func (s *Service) Restore(ctx context.Context) error {
 		return err
 	}
 	s.readFeatures(ctx)
+	s.events.serve(time.Now())
 	go s.watchExits(ctx)
 	return nil
 }

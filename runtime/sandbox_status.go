@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"time"
 
 	rspec "github.com/opencontainers/runtime-spec/specs-go"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
@@ -37,24 +38,30 @@ func (s *Service) sandboxState(sb *sandbox.Sandbox) cri.PodSandboxState {
 	return cri.PodSandboxState_SANDBOX_NOTREADY
 }
 
-// PodSandboxStatus answers from memory. NotFound for an unknown id.
+// PodSandboxStatus answers from memory, the pod's containers included. NotFound
+// for an unknown id.
 func (s *Service) PodSandboxStatus(_ context.Context, req *cri.PodSandboxStatusRequest) (*cri.PodSandboxStatusResponse, error) {
 	sb, err := s.findSandbox(req.GetPodSandboxId())
 	if err != nil {
 		return nil, err
 	}
+	reply := &cri.PodSandboxStatusResponse{
+		Status: s.sandboxStatus(sb), ContainersStatuses: s.containerStatuses(s.visibleContainersOf(sb.ID)), Timestamp: time.Now().UnixNano(),
+	}
+	if req.GetVerbose() {
+		reply.Info, err = s.sandboxInfo(sb)
+	}
+	return reply, err
+}
+
+func (s *Service) sandboxStatus(sb *sandbox.Sandbox) *cri.PodSandboxStatus {
 	c := sb.Config.Message
-	st := &cri.PodSandboxStatus{
+	return &cri.PodSandboxStatus{
 		Id: sb.ID, Metadata: c.GetMetadata(), State: s.sandboxState(sb), CreatedAt: sb.CreatedAt,
 		Labels: c.GetLabels(), Annotations: c.GetAnnotations(), RuntimeHandler: sb.Handler,
 		Network: podIPs(sb.IPs),
 		Linux:   &cri.LinuxPodSandboxStatus{Namespaces: &cri.Namespace{Options: sb.Namespaces()}},
 	}
-	reply := &cri.PodSandboxStatusResponse{Status: st}
-	if req.GetVerbose() {
-		reply.Info, err = s.sandboxInfo(sb)
-	}
-	return reply, err
 }
 
 func podIPs(ips []string) *cri.PodSandboxNetworkStatus {
@@ -115,33 +122,6 @@ func (s *Service) sandboxSpec(sb *sandbox.Sandbox) (json.RawMessage, error) {
 		return nil, fmt.Errorf("describe sandbox %s: %w", sb.ID, err)
 	}
 	return b, nil
-}
-
-// ListPodSandbox answers from memory; all parts of the filter must fit.
-func (s *Service) ListPodSandbox(_ context.Context, req *cri.ListPodSandboxRequest) (*cri.ListPodSandboxResponse, error) {
-	f := req.GetFilter()
-	reply := &cri.ListPodSandboxResponse{}
-	id := f.GetId()
-	if id != "" {
-		sb, err := s.findSandbox(id)
-		if err != nil {
-			return reply, nil
-		}
-		id = sb.ID
-	}
-	for _, sb := range s.Records.Sandboxes.List() {
-		c := sb.Config.Message
-		state := s.sandboxState(sb)
-		if !visibleSandbox(sb) || id != "" && sb.ID != id || f.GetState() != nil && f.GetState().GetState() != state ||
-			!matches(f.GetLabelSelector(), c.GetLabels()) {
-			continue
-		}
-		reply.Items = append(reply.Items, &cri.PodSandbox{
-			Id: sb.ID, Metadata: c.GetMetadata(), State: state, CreatedAt: sb.CreatedAt,
-			Labels: c.GetLabels(), Annotations: c.GetAnnotations(), RuntimeHandler: sb.Handler,
-		})
-	}
-	return reply, nil
 }
 
 // matches tells whether labels have every pair of the selector.

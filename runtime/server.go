@@ -16,9 +16,10 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// maxMessage bounds one gRPC message. The kubelet takes 16 MiB; requests with
-// large annotations and lists near that bound must still pass.
-const maxMessage = 32 << 20
+// maxRequest bounds one request: the kubelet's own bound for a message is
+// 16 MiB, and annotations are large. Replies have no bound here: it is the
+// client's that counts, and the client that is told (see replySizes).
+const maxRequest = 32 << 20
 
 // Listen makes the CRI socket with mode 0660 in a directory that others may
 // only pass through. A socket nobody listens on is replaced.
@@ -48,8 +49,9 @@ func Listen(path string) (net.Listener, error) {
 // Server is a gRPC server with both CRI services.
 func (s *Service) Server() *grpc.Server {
 	g := grpc.NewServer(
-		grpc.MaxRecvMsgSize(maxMessage), grpc.MaxSendMsgSize(maxMessage),
-		grpc.UnaryInterceptor(s.intercept),
+		grpc.MaxRecvMsgSize(maxRequest),
+		grpc.UnaryInterceptor(s.intercept), grpc.StreamInterceptor(s.interceptStream),
+		grpc.StatsHandler(&replySizes{log: s.Log, warned: map[string]time.Time{}}),
 		grpc.SharedWriteBuffer(true), grpc.ReadBufferSize(8<<10), grpc.WriteBufferSize(8<<10),
 	)
 	cri.RegisterRuntimeServiceServer(g, s)
@@ -61,27 +63,44 @@ func (s *Service) Server() *grpc.Server {
 // intercept gives every error its code, logs a failed RPC once, and keeps a
 // panic in one RPC from ending the daemon.
 func (s *Service) intercept(ctx context.Context, req any, info *grpc.UnaryServerInfo, next grpc.UnaryHandler) (reply any, err error) {
-	rpc := filepath.Base(info.FullMethod)
 	began := time.Now()
-	defer func() {
-		if p := recover(); p != nil {
-			err = fmt.Errorf("internal error in %s: %v", rpc, p)
-		}
-		err = statusOf(err)
-		if err == nil {
-			return
-		}
-		log := s.Log.WithFields(logrus.Fields{"rpc": rpc, "code": status.Code(err).String(), "took": time.Since(began).Round(time.Millisecond)})
-		for key, id := range idsOf(req) {
-			log = log.WithField(key, id)
-		}
-		if c := status.Code(err); c == codes.NotFound || c == codes.Unimplemented {
-			log.WithError(err).Debug("rpc refused")
-		} else {
-			log.WithError(err).Warn("rpc failed")
-		}
-	}()
+	defer func() { err = s.ended(call{info.FullMethod, began, req}, recover(), err) }()
 	return next(ctx, req)
+}
+
+// interceptStream does the same for an RPC that answers with a stream.
+func (s *Service) interceptStream(srv any, stream grpc.ServerStream, info *grpc.StreamServerInfo, next grpc.StreamHandler) (err error) {
+	began := time.Now()
+	defer func() { err = s.ended(call{info.FullMethod, began, nil}, recover(), err) }()
+	return next(srv, stream)
+}
+
+// call is what the log says of an RPC.
+type call struct {
+	method string
+	began  time.Time
+	req    any // nil where the log needs nothing of it
+}
+
+// ended turns the outcome of an RPC into the error that its caller gets.
+func (s *Service) ended(c call, panicked any, err error) error {
+	rpc := filepath.Base(c.method)
+	if panicked != nil {
+		err = fmt.Errorf("internal error in %s: %v", rpc, panicked)
+	}
+	if err = statusOf(err); err == nil {
+		return nil
+	}
+	log := s.Log.WithFields(logrus.Fields{"rpc": rpc, "code": status.Code(err).String(), "took": time.Since(c.began).Round(time.Millisecond)})
+	for key, id := range idsOf(c.req) {
+		log = log.WithField(key, id)
+	}
+	if c := status.Code(err); c == codes.NotFound || c == codes.Unimplemented {
+		log.WithError(err).Debug("rpc refused")
+	} else {
+		log.WithError(err).Warn("rpc failed")
+	}
+	return err
 }
 
 // idsOf names the objects of a request for the log.

@@ -56,6 +56,8 @@ type Service struct {
 	locks      *operation.Locks
 	stops      stops
 	exits      exits
+	starts     starts
+	events     events
 	stats      *stats.Collector
 	cdi        *cdi.Devices
 	handlers   []*cri.RuntimeHandler
@@ -77,7 +79,7 @@ func New(p Parts) (*Service, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Service{
+	s := &Service{
 		Parts:      p,
 		cdi:        devices,
 		bootID:     strings.TrimSpace(string(boot)),
@@ -86,8 +88,13 @@ func New(p Parts) (*Service, error) {
 		closing:    make(chan struct{}),
 		stops:      stops{running: map[string]*stop{}},
 		exits:      exits{waiting: map[string]chan struct{}{}},
+		starts:     starts{running: map[string]*oci.Exit{}},
+		events:     events{subscribers: map[*subscriber]bool{}, stamps: map[string]int64{}},
 		stats:      stats.NewCollector(stats.OpenCgroups(stats.DefaultRoot), rootfs.Usage),
-	}, nil
+	}
+	p.Records.Containers.Watch(s.containerChanged)
+	p.Records.Sandboxes.Watch(s.sandboxChanged)
+	return s, nil
 }
 
 // Close waits for running operations until ctx ends, but for no grace period.

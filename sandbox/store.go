@@ -46,11 +46,5 @@ func open(root string, d disk) (*Store, []Problem, error) {
 
 // ContainersOf lists the containers of a sandbox, newest first.
 func (s *Store) ContainersOf(sandboxID string) []*Container {
-	var out []*Container
-	for _, c := range s.Containers.List() {
-		if c.SandboxID == sandboxID {
-			out = append(out, c)
-		}
-	}
-	return out
+	return s.Containers.Select(func(c *Container) bool { return c.SandboxID == sandboxID })
 }

@@ -272,3 +272,68 @@ func (d *countingDisk) SyncDir(name string) error {
 	d.syncs++
 	return d.osDisk.SyncDir(name)
 }
+
+// Whoever watches a table is told each change with what was before, in order,
+// also when the disk refuses it, and finds it in the table already.
+func TestWatch(t *testing.T) {
+	d := &failingDisk{left: 100}
+	s, _, err := open(t.TempDir(), d)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var told []string
+	s.Sandboxes.Watch(func(old, now *Sandbox) {
+		got, err := s.Sandboxes.Get(old.ID)
+		if now == nil {
+			told = append(told, fmt.Sprintf("%d gone, there %v", old.ReadyAt, err == nil))
+			return
+		}
+		told = append(told, fmt.Sprintf("%d to %d, there %v", old.ReadyAt, now.ReadyAt, got == now))
+	})
+	if err := s.Sandboxes.Create(testSandbox("a")); err != nil {
+		t.Fatal(err)
+	}
+	ready := func(at int64) error {
+		_, err := s.Sandboxes.Update("a", func(sb *Sandbox) { sb.ReadyAt = at })
+		return err
+	}
+	if err := ready(1); err != nil {
+		t.Fatal(err)
+	}
+	d.left = 0
+	if err := ready(2); !errors.Is(err, syscall.ENOSPC) {
+		t.Errorf("a full disk: %v", err)
+	}
+	if err := s.Sandboxes.Remove("a"); err == nil {
+		t.Error("a full disk: removed")
+	}
+	d.left = 100
+	for range 2 {
+		if err := s.Sandboxes.Remove("a"); err != nil {
+			t.Error(err)
+		}
+	}
+	want := []string{"0 to 1, there true", "1 to 2, there true", "2 gone, there false"}
+	if fmt.Sprint(told) != fmt.Sprint(want) {
+		t.Errorf("told %q, want %q", told, want)
+	}
+}
+
+// Select keeps what List would, in its order.
+func TestSelect(t *testing.T) {
+	s := mustOpen(t, t.TempDir())
+	for i, id := range []string{"a", "b", "c", "d"} {
+		sb := testSandbox(id)
+		sb.CreatedAt = int64(i)
+		if err := s.Sandboxes.Create(sb); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var got []string
+	for _, sb := range s.Sandboxes.Select(func(sb *Sandbox) bool { return sb.ID != "b" }) {
+		got = append(got, sb.ID)
+	}
+	if fmt.Sprint(got) != "[d c a]" {
+		t.Errorf("got %q, want d, c, a", got)
+	}
+}

@@ -25,6 +25,7 @@ type Table[T any, R Record[T]] struct {
 	sync      bool // flush the first write of a record to the disk
 	disk      disk
 	trash     string
+	watch     func(old, now *T) // see Watch
 
 	mu    sync.RWMutex
 	byID  map[string]*T     // guarded by mu
@@ -75,6 +76,20 @@ func (t *Table[T, R]) load(quarantine string) ([]Problem, error) {
 		problems = append(problems, Problem{Path: dir, Moved: moved, Err: err})
 	}
 	return problems, nil
+}
+
+// Watch has f called after each Update (old and now) and each Remove of a
+// record that was there (now is nil), whether or not the disk took the change.
+// A record that Create made is told with its first change. For one record the
+// calls come one after the other, in the order of the changes; readers of the
+// table see the change already. f may read the table; it must not change it,
+// nor wait. To be called before the first change.
+func (t *Table[T, R]) Watch(f func(old, now *T)) { t.watch = f }
+
+func (t *Table[T, R]) tell(old, now *T) {
+	if t.watch != nil {
+		t.watch(old, now)
+	}
 }
 
 // Create writes a new record before its object has any effect. ErrNameInUse
@@ -137,7 +152,9 @@ func (t *Table[T, R]) Update(id string, change func(*T)) (*T, error) {
 	t.mu.Lock()
 	t.byID[id] = &next
 	t.mu.Unlock()
-	if err := t.write(id, &next, false); err != nil {
+	err = t.write(id, &next, false)
+	t.tell(old, &next)
+	if err != nil {
 		return &next, fmt.Errorf("write record of %s: %w", id, err)
 	}
 	return &next, nil
@@ -154,13 +171,17 @@ func (t *Table[T, R]) Remove(id string) error {
 		return fmt.Errorf("remove record of %s: %w", id, err)
 	}
 	t.mu.Lock()
-	if r, ok := t.byID[id]; ok {
+	r, ok := t.byID[id]
+	if ok {
 		_, name, _ := R(r).key()
 		delete(t.names, name)
 		delete(t.byID, id)
 	}
 	t.mu.Unlock()
 	t.writes.Delete(id)
+	if ok {
+		t.tell(r, nil)
+	}
 	if err := removeTree(gone); err != nil {
 		return fmt.Errorf("delete files of %s: %w", id, err)
 	}
@@ -215,11 +236,17 @@ func (t *Table[T, R]) Named(name string) (*T, error) {
 }
 
 // List returns all records, newest first.
-func (t *Table[T, R]) List() []*T {
+func (t *Table[T, R]) List() []*T { return t.Select(func(*T) bool { return true }) }
+
+// Select returns the records that keep lets through, newest first. keep must
+// not use the table.
+func (t *Table[T, R]) Select(keep func(*T) bool) []*T {
+	var out []*T
 	t.mu.RLock()
-	out := make([]*T, 0, len(t.byID))
 	for _, r := range t.byID {
-		out = append(out, r)
+		if keep(r) {
+			out = append(out, r)
+		}
 	}
 	t.mu.RUnlock()
 	sort.Slice(out, func(i, j int) bool {
