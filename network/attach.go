@@ -147,7 +147,7 @@ func (m *Manager) restoreCache(p PodNetwork, r *Result) {
 		return
 	}
 	dir := filepath.Join(m.o.CacheDir, "results")
-	file := filepath.Join(dir, r.Network+"-"+p.ID+"-"+ifName)
+	file := filepath.Join(dir, r.Network+"-"+p.ID+"-"+IfName)
 	err := os.MkdirAll(dir, 0o700)
 	if err == nil {
 		err = os.WriteFile(file, r.CNI, 0o600)
@@ -164,7 +164,7 @@ func (r *Result) runtimeConf(p PodNetwork) *libcni.RuntimeConf {
 	for name, value := range r.Capabilities {
 		caps[name] = json.RawMessage(value)
 	}
-	return &libcni.RuntimeConf{ContainerID: p.ID, NetNS: p.NetNS, IfName: ifName, Args: r.Args, CapabilityArgs: caps}
+	return &libcni.RuntimeConf{ContainerID: p.ID, NetNS: p.NetNS, IfName: IfName, Args: r.Args, CapabilityArgs: caps}
 }
 
 // isNamespace reports whether path is a network namespace and not the node's: a

@@ -46,8 +46,8 @@ var (
 	ErrPluginNotFound = errors.New("CNI plugin not found")
 )
 
-// ifName is the name of a pod's link; the kubelet and its users expect this one.
-const ifName = "eth0"
+// IfName is the name of a pod's link; the kubelet and its users expect this one.
+const IfName = "eth0"
 
 // defaultTimeout bounds one ADD or DEL of a whole plugin chain. It is below the
 // kubelet's two minutes, so that the answer with its reason still arrives.

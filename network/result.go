@@ -10,7 +10,7 @@ import (
 )
 
 // errNoAddress: without one the kubelet would take the pod for not started.
-var errNoAddress = errors.New("the result has no address for " + ifName)
+var errNoAddress = errors.New("the result has no address for " + IfName)
 
 // take fills in what ADD returned.
 func (r *Result) take(result types.Result) error {
@@ -46,7 +46,7 @@ func podIPs(result *types100.Result) []string {
 			unassigned = append(unassigned, ip.Address.IP.String())
 		case *ip.Interface < 0 || *ip.Interface >= len(result.Interfaces):
 		default:
-			if link := result.Interfaces[*ip.Interface]; link.Sandbox != "" && link.Name == ifName {
+			if link := result.Interfaces[*ip.Interface]; link.Sandbox != "" && link.Name == IfName {
 				ips = append(ips, ip.Address.IP.String())
 			}
 		}

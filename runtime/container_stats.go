@@ -4,8 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"path/filepath"
-	"time"
+	"strings"
 
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
@@ -38,21 +37,37 @@ func (s *Service) ContainerStats(ctx context.Context, req *cri.ContainerStatsReq
 // ListContainerStats measures the running containers that fit all parts of the
 // filter. One that ends meanwhile is left out.
 func (s *Service) ListContainerStats(ctx context.Context, req *cri.ListContainerStatsRequest) (*cri.ListContainerStatsResponse, error) {
-	running := s.containersToMeasure(req.GetFilter())
+	all, err := s.listContainerStats(ctx, req.GetFilter())
+	if err != nil {
+		return nil, err
+	}
+	return &cri.ListContainerStatsResponse{Stats: all}, nil
+}
+
+// listContainerStats measures the running containers of a filter, without those
+// that cannot be measured.
+func (s *Service) listContainerStats(ctx context.Context, f *cri.ContainerStatsFilter) ([]*cri.ContainerStats, error) {
+	running := s.containersToMeasure(f)
 	all, err := s.measure(ctx, running)
 	if err != nil {
 		return nil, fmt.Errorf("measure containers: %w", err)
 	}
-	reply := &cri.ListContainerStatsResponse{Stats: make([]*cri.ContainerStats, 0, len(running))}
+	out := make([]*cri.ContainerStats, 0, len(running))
 	for i, c := range running {
-		switch err := all[i].Err; {
-		case err == nil:
-			reply.Stats = append(reply.Stats, s.containerStats(c, all[i]))
-		case !errors.Is(err, stats.ErrGone):
-			s.warn(logrus.Fields{"container": c.ID, logrus.ErrorKey: err}, "statistics leave out a container that cannot be measured")
+		if s.measured(c, all[i].Err) {
+			out = append(out, s.containerStats(c, all[i]))
 		}
 	}
-	return reply, nil
+	return out, nil
+}
+
+// measured tells whether a container could be measured. One that has ended
+// meanwhile is nothing to warn of.
+func (s *Service) measured(c *sandbox.Container, err error) bool {
+	if err != nil && !errors.Is(err, stats.ErrGone) {
+		s.warn(logrus.Fields{"container": c.ID, logrus.ErrorKey: err}, "statistics leave out a container that cannot be measured")
+	}
+	return err == nil
 }
 
 // containersToMeasure are the running containers that a filter lets through.
@@ -86,20 +101,27 @@ func (s *Service) running(c *sandbox.Container) bool {
 	return c.MadeAt != 0 && c.State(s.bootID) == cri.ContainerState_CONTAINER_RUNNING
 }
 
-// measure collects, and lets the collector forget who runs no more.
 func (s *Service) measure(ctx context.Context, containers []*sandbox.Container) ([]stats.Result, error) {
 	targets := make([]stats.Target, len(containers))
 	for i, c := range containers {
-		targets[i] = stats.Target{ID: c.ID, Layer: filepath.Join(s.Records.Containers.Dir(c.ID), "upper"), Started: time.Unix(0, c.StartedAt)}
-		if sb, err := s.Records.Sandboxes.Get(c.SandboxID); err == nil {
-			targets[i].Cgroup = cgroupDir(sb, c.ID)
-		}
+		targets[i] = s.target(c)
 	}
-	defer s.stats.Keep(func(id string) bool {
-		c, err := s.Records.Containers.Get(id)
-		return err == nil && s.running(c)
-	})
+	return s.collect(ctx, targets)
+}
+
+// collect measures, and lets the collector forget who runs no more.
+func (s *Service) collect(ctx context.Context, targets []stats.Target) ([]stats.Result, error) {
+	defer s.stats.Keep(s.alive)
 	return s.stats.Collect(ctx, targets)
+}
+
+// alive tells whether the target of an id can still be measured.
+func (s *Service) alive(id string) bool {
+	if c, err := s.Records.Containers.Get(id); err == nil {
+		return s.running(c)
+	}
+	sb, err := s.Records.Sandboxes.Get(strings.TrimSuffix(id, pauseSuffix))
+	return err == nil && sb.Ready(s.bootID)
 }
 
 // containerStats is what CRI shows of a measurement.

@@ -22,6 +22,7 @@ var rooms = map[string][]string{
 	"berth/runtime/operation":  {},
 	"berth/runtime/resolve":    {"berth/oci/spec"},
 	"berth/runtime/stats":      {},
+	"berth/runtime/metrics":    {"berth/runtime/stats"},
 	"berth/sandbox":            {},
 	"berth/sandbox/namespaces": {},
 	"berth/sandbox/leakcheck":  {},
@@ -39,7 +40,7 @@ var rooms = map[string][]string{
 // reserved says which packages alone may import a foreign one.
 var reserved = map[string][]string{
 	"google.golang.org/grpc":                          {"berth/runtime", "berth/cmd/berth"},
-	"k8s.io/cri-api/pkg/apis/runtime/v1":              {"berth/runtime", "berth/runtime/resolve", "berth/sandbox", "berth/oci/spec", "berth/network"},
+	"k8s.io/cri-api/pkg/apis/runtime/v1":              {"berth/runtime", "berth/runtime/resolve", "berth/runtime/metrics", "berth/sandbox", "berth/oci/spec", "berth/network"},
 	"github.com/containernetworking/cni/libcni":       {"berth/network"},
 	"go.podman.io/image/v5/copy":                      {"berth/image"},
 	"github.com/opencontainers/runtime-spec/specs-go": {"berth/runtime", "berth/runtime/cdi", "berth/runtime/resolve", "berth/oci", "berth/oci/spec", "berth/oci/runc", "berth/cmd/berth"},

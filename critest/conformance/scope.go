@@ -20,7 +20,6 @@ type rule struct {
 // excluded specs are not run: what they test is not built yet.
 var excluded = []rule{
 	{`\] Streaming `, "Exec, Attach and PortForward streaming are not built yet"},
-	{`support metrics operations`, "pod metrics are not built yet"},
 	{`\[k8s\.io\] NRI`, "NRI is not built yet"},
 	{`Security Context.* UserNamespaces`, "user namespaces are not built yet"},
 	{`benchmark`, "benchmarks are no conformance"},

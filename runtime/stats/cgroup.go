@@ -12,28 +12,44 @@ import (
 const DefaultRoot = "/sys/fs/cgroup"
 
 // Cgroups reads cgroups below one root: version 2 where the root is the
-// unified hierarchy, else version 1 with a directory for each controller.
+// unified hierarchy, else version 1 with a directory for each controller, and
+// pressure from a unified hierarchy beside it ("hybrid") where one is mounted.
 type Cgroups struct {
 	unified string // root of version 2, or empty
-	cpuacct string // version 1: root of the controller, empty when not mounted
-	memory  string
+
+	// Version 1: roots of the controllers, empty when not mounted.
+	cpu, cpuacct, memory, pids, blkio, hugetlb string
+	hybrid                                     string // unified hierarchy beside them
+	hugeSizes                                  []string
 }
 
 // OpenCgroups looks once which hierarchies root has. A host without any is
 // not an error here: Read says so.
 func OpenCgroups(root string) *Cgroups {
 	if exists(filepath.Join(root, "cgroup.controllers")) {
-		return &Cgroups{unified: root}
+		return &Cgroups{unified: root, hugeSizes: hugeSizes(hugePages)}
 	}
-	c := &Cgroups{}
-	for _, dir := range []string{"cpuacct", "cpu,cpuacct"} {
-		if exists(filepath.Join(root, dir, "cpuacct.usage")) {
-			c.cpuacct = filepath.Join(root, dir)
-			break
+	c := &Cgroups{hugeSizes: hugeSizes(hugePages)}
+	joined := []string{"cpu,cpuacct", "cpuacct,cpu"}
+	for _, h := range []struct {
+		into  *string
+		dirs  []string
+		probe string
+	}{
+		{&c.cpu, append([]string{"cpu"}, joined...), "cpu.shares"},
+		{&c.cpuacct, append([]string{"cpuacct"}, joined...), "cpuacct.usage"},
+		{&c.memory, []string{"memory"}, "memory.stat"},
+		{&c.pids, []string{"pids"}, "cgroup.procs"},
+		{&c.blkio, []string{"blkio"}, "cgroup.procs"},
+		{&c.hugetlb, []string{"hugetlb"}, "cgroup.procs"},
+		{&c.hybrid, []string{"unified"}, "cgroup.controllers"},
+	} {
+		for _, dir := range h.dirs {
+			if exists(filepath.Join(root, dir, h.probe)) {
+				*h.into = filepath.Join(root, dir)
+				break
+			}
 		}
-	}
-	if exists(filepath.Join(root, "memory", "memory.stat")) {
-		c.memory = filepath.Join(root, "memory")
 	}
 	return c
 }
@@ -74,10 +90,28 @@ func (c *Cgroups) readSplit(path string, s *Sample) error {
 		}
 		s.CPU = &CPU{Usage: usage}
 	}
-	if c.memory == "" {
-		return nil
+	if c.memory != "" {
+		if err := readMemory1(filepath.Join(c.memory, path), s); err != nil {
+			return err
+		}
 	}
-	return readMemory1(filepath.Join(c.memory, path), s)
+	if c.hybrid != "" {
+		readPressure(filepath.Join(c.hybrid, path), s)
+	}
+	return nil
+}
+
+// readPressure adds what the kernel tells of pressure to what is there.
+func readPressure(dir string, s *Sample) {
+	if s.IO = pressure(filepath.Join(dir, "io.pressure")); s.IO == nil {
+		return // a kernel without, or the cgroup is not in this hierarchy
+	}
+	if s.CPU != nil {
+		s.CPU.Pressure = pressure(filepath.Join(dir, "cpu.pressure"))
+	}
+	if s.Memory != nil {
+		s.Memory.Pressure = pressure(filepath.Join(dir, "memory.pressure"))
+	}
 }
 
 func readMemory1(dir string, s *Sample) error {

@@ -185,11 +185,11 @@ func until(t *testing.T, what string, ok func() bool) {
 func TestLayersAreMeasuredAgain(t *testing.T) {
 	var calls atomic.Int32
 	var broken atomic.Bool
-	l := newLayers(func(string) (uint64, uint64, error) {
+	l := newBehind(func(string) (Layer, error) {
 		if broken.Load() {
-			return 0, 0, errors.New("gone")
+			return Layer{}, errors.New("gone")
 		}
-		return uint64(calls.Add(1)), 1, nil
+		return Layer{Bytes: uint64(calls.Add(1))}, nil
 	})
 	now := time.Now()
 	await := func(w <-chan struct{}) {
@@ -200,10 +200,10 @@ func TestLayersAreMeasuredAgain(t *testing.T) {
 		<-w
 	}
 	await(l.refresh("c", "dir", now))
-	if w := l.refresh("c", "dir", now.Add(layerAge/2)); w != nil || l.last("c").Bytes != 1 {
+	if w := l.refresh("c", "dir", now.Add(behindAge/2)); w != nil || l.last("c").Bytes != 1 {
 		t.Errorf("a fresh size is measured again: %s", show(l.last("c")))
 	}
-	later := time.Now().Add(2 * layerAge)
+	later := time.Now().Add(2 * behindAge)
 	l.byID["c"].took = 0 // whatever this machine's load made of it
 	await(l.refresh("c", "dir", later))
 	if got := l.last("c"); got.Bytes != 2 {
@@ -211,7 +211,7 @@ func TestLayersAreMeasuredAgain(t *testing.T) {
 	}
 	broken.Store(true)
 	l.byID["c"].took = 0
-	await(l.refresh("c", "dir", later.Add(2*layerAge)))
+	await(l.refresh("c", "dir", later.Add(2*behindAge)))
 	if got := l.last("c"); got.Bytes != 2 {
 		t.Errorf("a failed measurement changes the size: %s", show(got))
 	}
@@ -223,14 +223,14 @@ func TestLayersAreMeasuredAgain(t *testing.T) {
 // A layer that took long is seldom measured, and never waited for.
 func TestSlowLayerIsSeldomMeasured(t *testing.T) {
 	var calls atomic.Int32
-	l := newLayers(func(string) (uint64, uint64, error) { calls.Add(1); return 1, 1, nil })
+	l := newBehind(func(string) (Layer, error) { calls.Add(1); return Layer{Bytes: 1}, nil })
 	now := time.Now()
-	l.byID["c"] = &layer{tried: now, took: time.Minute, value: &Layer{Bytes: 7}}
-	if w := l.refresh("c", "dir", now.Add(layerShare*time.Minute-time.Second)); w != nil || calls.Load() != 0 || l.byID["c"].busy != nil {
+	l.byID["c"] = &entry[Layer]{tried: now, took: time.Minute, value: &Layer{Bytes: 7}}
+	if w := l.refresh("c", "dir", now.Add(behindShare*time.Minute-time.Second)); w != nil || calls.Load() != 0 || l.byID["c"].busy != nil {
 		t.Error("measured again although it would cost much")
 	}
 	l.slow <- struct{}{} // another slow one is being measured
-	if w := l.refresh("c", "dir", now.Add(layerShare*time.Minute+time.Second)); w != nil {
+	if w := l.refresh("c", "dir", now.Add(behindShare*time.Minute+time.Second)); w != nil {
 		t.Error("a reply would wait for it")
 	}
 	time.Sleep(20 * time.Millisecond)

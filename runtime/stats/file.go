@@ -94,25 +94,73 @@ func count(path string) (uint64, error) {
 // fields reads the lines "key number" of a file into the wanted keys. A key
 // that is not there leaves its value as it was.
 func fields(path string, want map[string]*uint64) error {
+	return table(path, func(key []byte, n uint64) {
+		if into := want[string(key)]; into != nil {
+			*into = n
+		}
+	})
+}
+
+// table hands the lines "key number" of a file to each.
+func table(path string, each func(key []byte, n uint64)) error {
 	return read(path, func(b []byte) error {
-		missing := len(want)
 		for line := range bytes.Lines(b) {
 			key, value, ok := bytes.Cut(line, []byte(" "))
-			into := want[string(key)]
-			if !ok || into == nil {
+			if !ok {
 				continue
 			}
 			n, err := parseUint(bytes.TrimSpace(value))
 			if err != nil {
 				return err
 			}
-			*into = n
-			if missing--; missing == 0 {
-				return nil
-			}
+			each(key, n)
 		}
 		return nil
 	})
+}
+
+// numbers hands every line of a file of numbers to each; the file may be of
+// any length.
+func numbers(path string, each func(n uint64)) error {
+	buf := buffers.Get().(*[]byte)
+	defer buffers.Put(buf)
+	fd, err := retry(func() (int, error) { return unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC, 0) })
+	if err == nil {
+		defer unix.Close(fd)
+		err = numbersOf(fd, *buf, each)
+	}
+	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENODEV) {
+		return fmt.Errorf("read %s: %w: %w", path, ErrGone, err)
+	}
+	if err != nil {
+		return fmt.Errorf("read %s: %w", path, err)
+	}
+	return nil
+}
+
+func numbersOf(fd int, buf []byte, each func(n uint64)) error {
+	n, within := uint64(0), false // the number that a block may have ended in
+	for {
+		got, err := retry(func() (int, error) { return unix.Read(fd, buf) })
+		if err != nil {
+			return err
+		}
+		for _, c := range buf[:got] {
+			switch {
+			case c >= '0' && c <= '9':
+				n, within = n*10+uint64(c-'0'), true
+			case within:
+				each(n)
+				n, within = 0, false
+			}
+		}
+		if got == 0 {
+			if within {
+				each(n)
+			}
+			return nil
+		}
+	}
 }
 
 // pressure reads a file of pressure stall information. Kernels without it have

@@ -45,6 +45,31 @@ type Stall struct {
 	Avg10, Avg60, Avg300 float64
 }
 
+// Sum adds up the samples of all containers of a pod that has no cgroup for
+// itself. What cannot be added, pressure and what limits leave, is nil; so is
+// the rate unless all are known. The sum of nothing is zero.
+func Sum(at time.Time, parts []Sample) Sample {
+	sum := Sample{At: at, CPU: &CPU{Rate: new(uint64)}, Memory: &Memory{}}
+	for _, p := range parts {
+		if c := p.CPU; c != nil {
+			sum.CPU.Usage += c.Usage
+			if sum.CPU.Rate != nil && c.Rate != nil {
+				*sum.CPU.Rate += *c.Rate
+			} else {
+				sum.CPU.Rate = nil
+			}
+		}
+		if m := p.Memory; m != nil {
+			sum.Memory.Usage += m.Usage
+			sum.Memory.WorkingSet += m.WorkingSet
+			sum.Memory.RSS += m.RSS
+			sum.Memory.Faults += m.Faults
+			sum.Memory.Major += m.Major
+		}
+	}
+	return sum
+}
+
 // left is what remains of limit after used; nil when there is no limit.
 func left(limit *uint64, used uint64) *uint64 {
 	if limit == nil {

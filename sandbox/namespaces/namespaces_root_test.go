@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -313,6 +314,47 @@ func TestEnter(t *testing.T) {
 	if err := Enter(filepath.Join(dir, "nothing"), func() error { return nil }); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("Enter on nothing = %v", err)
 	}
+}
+
+func TestEnterEach(t *testing.T) {
+	leakcheck.Start(t)
+	top := t.TempDir()
+	var paths []string
+	want := map[string]bool{}
+	for i := range 3 {
+		dir := filepath.Join(top, fmt.Sprint(i))
+		pin(t, Spec{Dir: dir, Net: true})
+		paths = append(paths, Path(dir, Net))
+	}
+	paths = slices.Insert(paths, 1, filepath.Join(top, "nothing"))
+	seen := map[string]int{}
+	EnterEach(paths, func(i int, err error) {
+		if i == 1 {
+			if !errors.Is(err, os.ErrNotExist) {
+				t.Errorf("entering nothing: %v", err)
+			}
+			return
+		}
+		own, lerr := os.Readlink("/proc/thread-self/ns/net")
+		if err != nil || lerr != nil {
+			t.Errorf("path %d: %v, %v", i, err, lerr)
+		}
+		var st unix.Stat_t
+		if err := unix.Stat(paths[i], &st); err != nil {
+			t.Error(err)
+		}
+		want[fmt.Sprintf("net:[%d]", st.Ino)] = true
+		seen[own]++
+	})
+	for link := range want {
+		if seen[link] != 1 {
+			t.Errorf("ran %d times inside of %s; all: %v", seen[link], link, seen)
+		}
+	}
+	if len(want) != 3 {
+		t.Errorf("entered %v", want)
+	}
+	EnterEach(nil, func(int, error) { t.Error("called for nothing") })
 }
 
 func TestShm(t *testing.T) {
