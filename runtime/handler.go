@@ -6,6 +6,7 @@ import (
 
 	"berth/oci"
 	"berth/oci/spec"
+	"berth/runtime/apparmor"
 	"berth/sandbox"
 )
 
@@ -55,11 +56,25 @@ func (s *Service) allRuntimes() map[string]oci.Runtime {
 // specOptions are what the configuration says of a pod's containers.
 func (s *Service) specOptions(sb *sandbox.Sandbox) spec.Options {
 	h := s.Config.Runtime.Handlers[sb.Runtime]
+	profile, problem := s.appArmorDefault()
 	return spec.Options{
+		AppArmorDefault: profile, AppArmorProblem: problem,
 		Capabilities:                 s.Config.Runtime.DefaultCapabilities,
 		PrivilegedWithoutHostDevices: h.PrivilegedWithoutHostDevices,
 		PrivilegedAllDevicesAllowed:  h.PrivilegedAllDevicesAllowed,
 		CgroupWritable:               h.CgroupWritable,
 		Base:                         s.BaseSpecs[sb.Runtime],
 	}
+}
+
+// appArmorDefault is the profile that RuntimeDefault means, or why there is none
+// although the node has AppArmor.
+func (s *Service) appArmorDefault() (name, problem string) {
+	if s.AppArmor == nil {
+		return "", ""
+	}
+	if err := s.AppArmor.Ensure(); err != nil {
+		return "", err.Error()
+	}
+	return apparmor.Name, ""
 }

@@ -38,8 +38,12 @@ func (s *Service) Status(_ context.Context, req *cri.StatusRequest) (*cri.Status
 		networkReady.Reason = "NetworkPluginNotReady"
 		networkReady.Message = err.Error()
 	}
+	conditions := []*cri.RuntimeCondition{runtimeReady, networkReady}
+	if s.AppArmor != nil && s.AppArmor.Problem() != nil {
+		conditions = append(conditions, &cri.RuntimeCondition{Type: "AppArmorDefaultLoaded", Reason: "ProfileNotLoaded", Message: s.AppArmor.Problem().Error()})
+	}
 	reply := &cri.StatusResponse{
-		Status:          &cri.RuntimeStatus{Conditions: []*cri.RuntimeCondition{runtimeReady, networkReady}},
+		Status:          &cri.RuntimeStatus{Conditions: conditions},
 		RuntimeHandlers: s.handlers,
 		Features:        s.features,
 	}

@@ -300,8 +300,12 @@ func (s *Service) startPause(ctx context.Context, sb *sandbox.Sandbox) error {
 	if err != nil {
 		return err
 	}
+	if err := resolve.SandboxAppArmor(sb.Config.Message, s.Host); err != nil {
+		return err
+	}
 	sp, err := spec.Pause(spec.PauseInput{
-		ID: sb.ID, Sandbox: sb.Config.Message, Host: s.Host, Rootfs: s.PauseDir, SeccompProfile: profile,
+		Options: s.specOptions(sb),
+		ID:      sb.ID, Sandbox: sb.Config.Message, Host: s.Host, Rootfs: s.PauseDir, SeccompProfile: profile,
 		Namespaces: s.joinedNamespaces(sb), CgroupsPath: cgroupsPath(sb, sb.ID),
 	})
 	if err != nil {

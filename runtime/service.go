@@ -19,6 +19,7 @@ import (
 	"berth/network"
 	"berth/oci"
 	"berth/oci/spec"
+	"berth/runtime/apparmor"
 	"berth/runtime/cdi"
 	"berth/runtime/config"
 	"berth/runtime/operation"
@@ -43,7 +44,8 @@ type Parts struct {
 	Retired   map[string]oci.Runtime
 	BaseSpecs map[string]*rspec.Spec // of the handlers that have one
 	Host      spec.Host
-	PauseDir  string // rootfs of pause containers
+	AppArmor  *apparmor.Default // nil on a node without AppArmor
+	PauseDir  string            // rootfs of pause containers
 }
 
 // Service is CRI's RuntimeService.

@@ -17,6 +17,7 @@ var rooms = map[string][]string{
 	"berth/cmd/berth":          {"berth/..."},
 	"berth/cmd/berth-monitor":  {"berth/oci/monitor"},
 	"berth/runtime":            {"berth/sandbox/...", "berth/image/...", "berth/oci/...", "berth/network", "berth/runtime/..."},
+	"berth/runtime/apparmor":   {},
 	"berth/runtime/cdi":        {"berth/oci/spec"},
 	"berth/runtime/config":     {},
 	"berth/runtime/operation":  {},

@@ -17,6 +17,7 @@ import (
 	"berth/network"
 	"berth/oci/monitor"
 	"berth/runtime"
+	"berth/runtime/apparmor"
 	"berth/runtime/config"
 	"berth/runtime/resolve"
 	"berth/sandbox"
@@ -141,6 +142,12 @@ func assemble(ctx context.Context, cfg config.Config, log *logrus.Entry) (*assem
 	}
 	if parts.Config.Runtime.CgroupDriver, err = cgroupDriver(cfg.Runtime.CgroupDriver); err != nil {
 		return nil, err
+	}
+	if parts.Host.AppArmorEnabled {
+		parts.AppArmor = apparmor.New()
+		if err := parts.AppArmor.Load(); err != nil {
+			log.WithError(err).Warn("the default AppArmor profile of this version is not in force")
+		}
 	}
 	parts.Host.Rlimits = resolve.Nofile(cfg.Runtime.NofileSoft, cfg.Runtime.NofileHard)
 	if err := d.handlers(ctx, cfg, log, &parts); err != nil {

@@ -107,7 +107,10 @@ func CheckSandbox(sandbox *cri.PodSandboxConfig) error {
 	if err := checkGroups(sc.GetSupplementalGroups(), sc.GetSupplementalGroupsPolicy()); err != nil {
 		return err
 	}
-	_, err := seccompChoice(sc.GetSeccomp(), sc.GetSeccompProfilePath())
+	if _, err := seccompChoice(sc.GetSeccomp(), sc.GetSeccompProfilePath()); err != nil {
+		return err
+	}
+	_, err := SandboxAppArmorProfile(sc)
 	return err
 }
 

@@ -110,7 +110,7 @@ func (g *golden) run(t *testing.T) (*rspec.Spec, []string) {
 	in := g.input(t)
 	if g.Pause {
 		spec, err := Pause(PauseInput{
-			ID: in.SandboxID, Sandbox: in.Sandbox, Host: in.Host, Namespaces: in.Namespaces,
+			ID: in.SandboxID, Sandbox: in.Sandbox, Host: in.Host, Options: in.Options, Namespaces: in.Namespaces,
 			CgroupsPath: "/kubepods/pod1/5a4d", Rootfs: "/run/berth/pause", SeccompProfile: g.Profile,
 		})
 		if err != nil {

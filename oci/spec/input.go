@@ -70,9 +70,10 @@ type Options struct {
 	CgroupWritable bool
 	// Base is the runtime handler's base specification, from ParseBase; nil: none.
 	Base *rspec.Spec
-	// AppArmorDefault is the loaded profile that RuntimeDefault means. Empty:
-	// none is loaded, and RuntimeDefault confines nothing.
+	// AppArmorDefault is the loaded profile that RuntimeDefault means. Empty on a
+	// host with AppArmor: none is loaded, for the reason AppArmorProblem.
 	AppArmorDefault string
+	AppArmorProblem string
 }
 
 // User is a container's process identity, resolved in its rootfs.
@@ -123,6 +124,7 @@ type PauseInput struct {
 	ID             string // the sandbox's
 	Sandbox        *cri.PodSandboxConfig
 	Host           Host
+	Options        Options    // AppArmor's alone
 	Namespaces     Namespaces // Net, IPC, UTS; a new PID namespace is made
 	CgroupsPath    string
 	Rootfs         string // absolute; holds the monitor's static binary as /pause

@@ -59,6 +59,9 @@ func Pause(in PauseInput) (*rspec.Spec, error) {
 	if spec.Linux.Seccomp, err = pauseSeccomp(in, sc); err != nil {
 		return nil, err
 	}
+	if spec.Process.ApparmorProfile, err = pauseAppArmor(in, sc); err != nil {
+		return nil, err
+	}
 	return spec, nil
 }
 
@@ -97,4 +100,12 @@ func pauseSeccomp(in PauseInput, sc *cri.LinuxSandboxSecurityContext) (*rspec.Li
 		return nil, err
 	}
 	return filter(p, in.SeccompProfile, nil, in.Host)
+}
+
+func pauseAppArmor(in PauseInput, sc *cri.LinuxSandboxSecurityContext) (string, error) {
+	p, err := SandboxAppArmorProfile(sc)
+	if err != nil || sc.GetPrivileged() {
+		return "", err
+	}
+	return appArmorName(p, in.Host, in.Options)
 }

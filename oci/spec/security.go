@@ -2,6 +2,7 @@ package spec
 
 import (
 	"strings"
+	"unicode"
 
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
@@ -45,40 +46,65 @@ func profile(field string, p *cri.SecurityProfile, old string) (*cri.SecurityPro
 	return nil, Invalid(field, old, "must be runtime/default, unconfined or localhost/ and a profile")
 }
 
-// apparmor is the profile's name for the process, empty for none.
+const appArmorField = security + ".apparmor"
+
+// apparmor is the profile's name for the process, empty for none. Privileged
+// means unconfined, whatever else is asked for, as the CRI says.
 func (b *builder) apparmor() (string, error) {
 	p, err := AppArmorProfile(b.security)
-	if err != nil {
+	if err != nil || b.privileged() {
 		return "", err
 	}
-	wanted := p.GetProfileType()
+	name, err := appArmorName(p, b.in.Host, b.in.Options)
+	if err == nil && name == "" && b.in.Host.AppArmorEnabled && p == nil {
+		b.warn("no AppArmor profile was asked for, and the default one is not loaded: the container is not confined by AppArmor (%s)", b.in.Options.AppArmorProblem)
+	}
+	return name, err
+}
+
+// appArmorName follows the rule in the package's doc; p is nil when nothing was
+// asked for.
+func appArmorName(p *cri.SecurityProfile, host Host, options Options) (string, error) {
 	switch {
-	case p != nil && wanted == cri.SecurityProfile_Localhost:
-		if !b.in.Host.AppArmorEnabled {
-			return "", Unsupported(security+".apparmor", p.GetLocalhostRef(), "this host has no AppArmor")
+	case p != nil && p.GetProfileType() == cri.SecurityProfile_Localhost:
+		if !host.AppArmorEnabled {
+			return "", Unsupported(appArmorField, p.GetLocalhostRef(), "this host has no AppArmor")
 		}
 		return p.GetLocalhostRef(), nil
-	case p != nil && wanted == cri.SecurityProfile_Unconfined, b.privileged(), !b.in.Host.AppArmorEnabled:
+	case p != nil && p.GetProfileType() == cri.SecurityProfile_Unconfined, !host.AppArmorEnabled:
 		return "", nil
+	case p != nil && options.AppArmorDefault == "":
+		return "", Unsupported(appArmorField, p.GetProfileType(), "the default profile is not loaded: "+options.AppArmorProblem)
 	}
-	if b.in.Options.AppArmorDefault == "" && p != nil {
-		b.warn("apparmor RuntimeDefault: no default profile is loaded, the container is not confined by AppArmor")
-	}
-	return b.in.Options.AppArmorDefault, nil
+	return options.AppArmorDefault, nil
 }
 
 // AppArmorProfile is what a container's security context asks for, from either
 // of its two fields; nil when it asks for nothing. A name loses its "localhost/"
 // prefix. ErrInvalid.
 func AppArmorProfile(sc *cri.LinuxContainerSecurityContext) (*cri.SecurityProfile, error) {
-	p, err := profile(security+".apparmor", sc.GetApparmor(), sc.GetApparmorProfile())
+	return appArmorProfile(sc.GetApparmor(), sc.GetApparmorProfile())
+}
+
+// SandboxAppArmorProfile is AppArmorProfile for a sandbox's own process.
+func SandboxAppArmorProfile(sc *cri.LinuxSandboxSecurityContext) (*cri.SecurityProfile, error) {
+	return appArmorProfile(sc.GetApparmor(), "")
+}
+
+func appArmorProfile(p *cri.SecurityProfile, old string) (*cri.SecurityProfile, error) {
+	p, err := profile(appArmorField, p, old)
 	if err != nil || p == nil {
 		return nil, err
 	}
-	return &cri.SecurityProfile{
-		ProfileType:  p.GetProfileType(),
-		LocalhostRef: strings.TrimPrefix(p.GetLocalhostRef(), localhost),
-	}, nil
+	name := strings.TrimPrefix(p.GetLocalhostRef(), localhost)
+	switch {
+	case p.GetProfileType() != cri.SecurityProfile_Localhost:
+	case name == "":
+		return nil, Invalid(appArmorField+".localhost_ref", p.GetLocalhostRef(), "names no profile")
+	case strings.ContainsFunc(name, unicode.IsControl):
+		return nil, Invalid(appArmorField+".localhost_ref", name, "has a control character")
+	}
+	return &cri.SecurityProfile{ProfileType: p.GetProfileType(), LocalhostRef: name}, nil
 }
 
 // checkSELinux refuses labels on a host where they would mean something: to

@@ -31,6 +31,10 @@
 //     host's. NODE is refused in a pod that does not have it. A container without
 //     namespace options takes those of its sandbox.
 //   - An unset seccomp profile is Unconfined, as the CRI says.
+//   - AppArmor: nothing asked for means RuntimeDefault. Where that profile is not
+//     loaded, a container that asks for RuntimeDefault is refused, one that asks
+//     for nothing runs unconfined, with a warning. A host without AppArmor takes
+//     RuntimeDefault and refuses a profile by name. Privileged is unconfined.
 //   - RuntimeDefault keeps a profile's sub-architectures (x86 and x32 on amd64)
 //     although they cost an OCI runtime most of the filter's time: without them
 //     libseccomp kills 32-bit programs instead of filtering them.

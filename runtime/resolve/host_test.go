@@ -242,19 +242,19 @@ func TestAppArmorProfiles(t *testing.T) {
 		"by name": ask("my profile", ""), "with prefix": ask("localhost/berth-default", ""), "old form": ask("", "localhost/my profile"),
 		"nothing": ask("", ""), "default": ask("", "runtime/default"), "unconfined": ask("", "unconfined"),
 	} {
-		if err := checkAppArmor(sc, enabled, root); err != nil {
+		if err := appArmor(sc, enabled, root); err != nil {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
 	for name, sc := range map[string]*cri.LinuxContainerSecurityContext{"other": ask("other", ""), "part of a name": ask("my", ""), "old form": ask("", "localhost/x")} {
-		if err := checkAppArmor(sc, enabled, root); !errors.Is(err, ErrInvalid) || !strings.HasSuffix(err.Error(), "no such profile is loaded") {
+		if err := appArmor(sc, enabled, root); !errors.Is(err, ErrInvalid) || !strings.HasSuffix(err.Error(), "no such profile is loaded") {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
-	if err := checkAppArmor(ask("x", ""), enabled, t.TempDir()); err == nil || errors.Is(err, ErrInvalid) {
+	if err := appArmor(ask("x", ""), enabled, t.TempDir()); err == nil || errors.Is(err, ErrInvalid) {
 		t.Errorf("an unreadable list: %v", err)
 	}
-	if err := checkAppArmor(ask("x", ""), spec.Host{}, root); err != nil {
+	if err := appArmor(ask("x", ""), spec.Host{}, root); err != nil {
 		t.Errorf("a host without AppArmor: %v", err)
 	}
 }

@@ -54,12 +54,29 @@ func readProfile(path string) ([]byte, error) {
 	return data, nil
 }
 
-// checkAppArmor refuses a Localhost profile that is not loaded: the OCI runtime
-// would say so only when the container starts. root is "/" but in tests.
-func checkAppArmor(sc *cri.LinuxContainerSecurityContext, host spec.Host, root string) error {
+// appArmor refuses a Localhost profile of a container that is not loaded: the OCI
+// runtime would say so in words of its own. root is "/" but in tests.
+func appArmor(sc *cri.LinuxContainerSecurityContext, host spec.Host, root string) error {
 	p, err := spec.AppArmorProfile(sc)
-	if err != nil || p.GetProfileType() != cri.SecurityProfile_Localhost || !host.AppArmorEnabled {
+	if err != nil || sc.GetPrivileged() {
 		return err
+	}
+	return checkAppArmor(p, host, root)
+}
+
+// SandboxAppArmor is the same for a sandbox's own process. ErrInvalid.
+func SandboxAppArmor(sandbox *cri.PodSandboxConfig, host spec.Host) error {
+	sc := sandbox.GetLinux().GetSecurityContext()
+	p, err := spec.SandboxAppArmorProfile(sc)
+	if err != nil || sc.GetPrivileged() {
+		return err
+	}
+	return checkAppArmor(p, host, "/")
+}
+
+func checkAppArmor(p *cri.SecurityProfile, host spec.Host, root string) error {
+	if p.GetProfileType() != cri.SecurityProfile_Localhost || !host.AppArmorEnabled {
+		return nil
 	}
 	data, err := os.ReadFile(filepath.Join(root, "sys/kernel/security/apparmor/profiles"))
 	if err != nil {

@@ -88,7 +88,7 @@ func Resolve(r Request) (spec.Resolved, error) {
 	if out.SeccompProfile, err = readProfile(path); err != nil {
 		return spec.Resolved{}, err
 	}
-	if err := checkAppArmor(sc, r.Host, "/"); err != nil {
+	if err := appArmor(sc, r.Host, "/"); err != nil {
 		return spec.Resolved{}, err
 	}
 	volumes, err := spec.DeclaredVolumes(r.Image, r.Config.GetMounts())
