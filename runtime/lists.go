@@ -2,6 +2,7 @@ package runtime
 
 import (
 	"context"
+	"path/filepath"
 	"sync"
 	"time"
 
@@ -171,7 +172,8 @@ func (r *replySizes) HandleRPC(ctx context.Context, event grpcstats.RPCStats) {
 	if !ok || reply.Length < nearLimit {
 		return
 	}
-	rpc, _ := ctx.Value(rpcName{}).(string)
+	method, _ := ctx.Value(rpcName{}).(string)
+	rpc := filepath.Base(method)
 	if !r.due(rpc, time.Now()) {
 		return
 	}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -14,6 +15,7 @@ import (
 	logtest "github.com/sirupsen/logrus/hooks/test"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
 	grpcstats "google.golang.org/grpc/stats"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
@@ -154,6 +156,64 @@ func TestListsAndStreamsFilterAlike(t *testing.T) {
 	}
 }
 
+// B91 in numbers: 2000 ended pods and containers with 8 KiB of annotations each,
+// over a real connection, to a client with the kubelet's limit.
+func TestB91TwoThousand(t *testing.T) {
+	m := newMeasured(t)
+	fat := map[string]string{"fat": strings.Repeat("x", 8<<10)}
+	const many = 2000
+	for i := range many {
+		id := fmt.Sprintf("%064x", i)
+		must(t, m.Records.Containers.Create(&sandbox.Container{ID: id, Name: id, SandboxID: "a1", BootID: "boot", MadeAt: 1, FinishedAt: 2,
+			ImageID: "sha256:" + id, ImageRef: "registry.example/app@sha256:" + id,
+			Config: sandbox.Config[*cri.ContainerConfig]{Message: &cri.ContainerConfig{Annotations: fat}}}))
+	}
+	socket := filepath.Join(t.TempDir(), "berth.sock")
+	l, err := Listen(socket)
+	must(t, err)
+	g := m.Server()
+	go func() { _ = g.Serve(l) }()
+	defer g.Stop()
+	conn, err := grpc.NewClient("unix://"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(clientLimit)))
+	must(t, err)
+	defer conn.Close()
+	client := cri.NewRuntimeServiceClient(conn)
+
+	_, err = client.ListContainers(t.Context(), &cri.ListContainersRequest{})
+	if status.Code(err) != codes.ResourceExhausted || !strings.Contains(err.Error(), "received message larger than max") {
+		t.Errorf("the whole list: %v; the client should refuse it", err)
+	}
+	began := time.Now()
+	parts, err := client.StreamContainers(t.Context(), &cri.StreamContainersRequest{})
+	must(t, err)
+	seen := map[string]bool{}
+	for {
+		part, err := parts.Recv()
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		must(t, err)
+		for _, c := range part.GetContainers() {
+			if seen[c.GetId()] {
+				t.Errorf("container %s comes again", c.GetId())
+			}
+			seen[c.GetId()] = true
+		}
+	}
+	if len(seen) != many+3 {
+		t.Errorf("the stream has %d containers, want %d", len(seen), many+3)
+	}
+	took := time.Since(began)
+	began = time.Now()
+	running, err := client.ListContainers(t.Context(), &cri.ListContainersRequest{Filter: &cri.ContainerFilter{
+		State: &cri.ContainerStateValue{State: cri.ContainerState_CONTAINER_RUNNING}}})
+	if err != nil || len(running.GetContainers()) != 3 || proto.Size(running) > 4<<10 {
+		t.Errorf("the running ones: %d in %d bytes, %v", len(running.GetContainers()), proto.Size(running), err)
+	}
+	t.Logf("the stream took %s, the filtered list %s", took, time.Since(began))
+}
+
 // A stream's errors get their codes and a line in the log, and a panic ends
 // the RPC alone.
 func TestStreamsAreIntercepted(t *testing.T) {
@@ -192,20 +252,20 @@ func TestLargeRepliesAreLogged(t *testing.T) {
 		return hook.LastEntry()
 	}
 	two := &cri.ListContainersResponse{Containers: []*cri.Container{{}, {}}}
-	if e := reply("/a", nearLimit-1, two); e != nil {
+	if e := reply("/v1/a", nearLimit-1, two); e != nil {
 		t.Errorf("a small reply: %v", e)
 	}
-	if e := reply("/a", nearLimit, two); e == nil || e.Level != logrus.WarnLevel || e.Data["items"] != 2 || e.Data["bytes"] != nearLimit || e.Data["rpc"] != "/a" {
+	if e := reply("/v1/a", nearLimit, two); e == nil || e.Level != logrus.WarnLevel || e.Data["items"] != 2 || e.Data["bytes"] != nearLimit || e.Data["rpc"] != "a" {
 		t.Errorf("near the limit: %v", e)
 	}
-	if e := reply("/a", clientLimit+1, two); e != nil {
+	if e := reply("/v1/a", clientLimit+1, two); e != nil {
 		t.Errorf("at once again: %v", e)
 	}
-	r.warned["/a"] = time.Now().Add(-warnAgain)
-	if e := reply("/a", clientLimit+1, two); e == nil || e.Level != logrus.ErrorLevel {
+	r.warned["a"] = time.Now().Add(-warnAgain)
+	if e := reply("/v1/a", clientLimit+1, two); e == nil || e.Level != logrus.ErrorLevel {
 		t.Errorf("over the limit a minute later: %v", e)
 	}
-	if e := reply("/b", clientLimit+1, "no message"); e == nil || e.Data["items"] != 0 {
+	if e := reply("/v1/b", clientLimit+1, "no message"); e == nil || e.Data["items"] != 0 {
 		t.Errorf("another RPC: %v", e)
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -39,18 +40,37 @@ func (n *Node) Crictl(ctx context.Context, args ...string) (string, error) {
 
 // RemoveAll stops and removes every pod. It goes on after errors.
 func (n *Node) RemoveAll(ctx context.Context) error {
-	list, err := n.Runtime().ListPodSandbox(ctx, &cri.ListPodSandboxRequest{})
+	pods, err := n.listPods(ctx)
 	if err != nil {
 		return fmt.Errorf("list pods: %w", err)
 	}
 	var all error
-	for _, p := range list.GetItems() {
+	for _, p := range pods {
 		_, err := n.Runtime().StopPodSandbox(ctx, &cri.StopPodSandboxRequest{PodSandboxId: p.GetId()})
 		all = errors.Join(all, err)
 		_, err = n.Runtime().RemovePodSandbox(ctx, &cri.RemovePodSandboxRequest{PodSandboxId: p.GetId()})
 		all = errors.Join(all, err)
 	}
 	return all
+}
+
+// listPods lists in parts: a test may have made more pods than one message holds.
+func (n *Node) listPods(ctx context.Context) ([]*cri.PodSandbox, error) {
+	stream, err := n.Runtime().StreamPodSandboxes(ctx, &cri.StreamPodSandboxesRequest{})
+	if err != nil {
+		return nil, err
+	}
+	var all []*cri.PodSandbox
+	for {
+		part, err := stream.Recv()
+		if errors.Is(err, io.EOF) {
+			return all, nil
+		}
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, part.GetPodSandboxes()...)
+	}
 }
 
 // Daemons are the processes of the daemon and its monitors: what was started
