@@ -52,6 +52,9 @@ func both(t *testing.T, test func(t *testing.T, mount func(Mount) error)) {
 			if err != nil {
 				return err
 			}
+			if m.ReadOnly {
+				lowers = append(lowers, m.Upper)
+			}
 			return mountOld(m, lowers)
 		})
 	})

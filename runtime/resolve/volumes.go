@@ -9,6 +9,7 @@ import (
 	"strings"
 	"syscall"
 
+	securejoin "github.com/cyphar/filepath-securejoin"
 	"github.com/cyphar/filepath-securejoin/pathrs-lite"
 
 	"berth/oci/spec"
@@ -61,24 +62,32 @@ func makeVolumes(rootfs string, volumes []string) ([]spec.Volume, error) {
 	for _, v := range volumes {
 		real, mode, err := inRoot(rootfs, v)
 		if errors.Is(err, os.ErrNotExist) {
-			err = pathrs.MkdirAll(rootfs, v, 0o755)
-			if err == nil {
+			if err = makeInRoot(rootfs, v); err == nil {
 				real, mode, err = inRoot(rootfs, v)
 			}
 		}
-		switch {
-		case errors.Is(err, syscall.ENOTDIR), errors.Is(err, syscall.EEXIST), errors.Is(err, os.ErrNotExist):
-			return nil, spec.Invalid(field, v, "a symbolic link or a file of the image is in its way")
-		case blame(err) != "":
-			return nil, spec.Invalid(field, v, blame(err))
-		case err != nil:
+		if reason := blame(err); reason != "" {
+			return nil, spec.Invalid(field, v, reason)
+		}
+		if err != nil {
 			return nil, fmt.Errorf("make %s %q: %w", field, v, err)
-		case !mode.IsDir() && !mode.IsRegular():
+		}
+		if !mode.IsDir() && !mode.IsRegular() {
 			return nil, spec.Invalid(field, v, "is neither a file nor a directory in the image")
 		}
 		list = append(list, spec.Volume{Path: v, Source: real})
 	}
 	return list, nil
+}
+
+// makeInRoot makes a directory with root as "/", also where a symlink leads to
+// nothing yet. Nothing runs in the rootfs at this time.
+func makeInRoot(root, path string) error {
+	real, err := securejoin.SecureJoin(root, path)
+	if err != nil {
+		return err
+	}
+	return pathrs.MkdirAll(root, strings.TrimPrefix(real, root), 0o755)
 }
 
 // inRoot resolves a path with root as "/" and tells where it is on the host and
