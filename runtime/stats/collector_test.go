@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"os"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -239,4 +240,46 @@ func TestSlowLayerIsSeldomMeasured(t *testing.T) {
 	}
 	<-l.slow
 	until(t, "its turn", func() bool { return l.last("c").Bytes == 1 })
+}
+
+func TestDetailsKeepOrderAndSkipTheVanished(t *testing.T) {
+	root := version2.with(more2).with(tree{"pod/c/cgroup.procs": fmt.Sprintf("%d\n", os.Getpid())}).make(t)
+	c := NewCollector(OpenCgroups(root), sizeOne)
+	targets := []Target{{ID: "gone", Cgroup: "/pod/gone", Layer: "x"}, {ID: "c", Cgroup: "/pod/c", Layer: "x", PID: os.Getpid(), Started: time.Now().Add(-time.Minute)}}
+	var details []Detail
+	until(t, "what is measured behind", func() bool {
+		var err error
+		if details, err = c.Details(t.Context(), targets); err != nil {
+			t.Fatal(err)
+		}
+		return details[1].Files != nil && details[1].Layer != nil
+	})
+	if d := &details[0]; !errors.Is(d.Err, ErrGone) || d.CPU != nil || d.Layer != nil {
+		t.Errorf("the vanished: %s", show(d))
+	}
+	d := &details[1]
+	if n, _ := d.Get(Threads); d.Err != nil || n != 9 || d.CPU.Rate == nil || d.Files.Descriptors == 0 || d.Processes.OpenFiles == nil {
+		t.Errorf("the other: %s, %v", show(d), d.Err)
+	}
+	c.Keep(func(string) bool { return false })
+	if len(c.files.byID)+len(c.layers.byID)+len(c.rates.byID) != 0 {
+		t.Errorf("remembered of the dead: %v %v %v", c.files.byID, c.layers.byID, c.rates.byID)
+	}
+	ended, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := c.Details(ended, targets); !errors.Is(err, context.Canceled) {
+		t.Errorf("a caller that is gone: %v", err)
+	}
+}
+
+// A pod has no layer; its processes are counted when that is asked for.
+func TestCollectCountsProcesses(t *testing.T) {
+	c := NewCollector(OpenCgroups(version2.with(more2).make(t)), sizeOne)
+	results, err := c.Collect(t.Context(), []Target{{ID: "p", Cgroup: "/pod/c", Count: true}, {ID: "q", Cgroup: "/pod/c"}})
+	if err != nil || results[0].Err != nil || results[0].Processes == nil || *results[0].Processes != 3 || results[0].Layer != nil || results[0].CPU.Rate != nil {
+		t.Errorf("counted: %s, %v", show(results), err)
+	}
+	if results[1].Processes != nil || len(c.layers.byID) != 0 {
+		t.Errorf("not asked for: %s", show(results[1]))
+	}
 }

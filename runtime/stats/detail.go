@@ -97,8 +97,8 @@ func (c *Cgroups) detail1(path string, d *Detail) {
 			d.read(rules1[controller], func(file string) string { return filepath.Join(root, path, file) })
 		}
 	}
-	d.set(MemorySharedHuge, 0)
-	d.set(MemoryFileHuge, 0)
+	d.Set(MemorySharedHuge, 0)
+	d.Set(MemoryFileHuge, 0)
 	if c.blkio != "" {
 		d.Devices = devices1(filepath.Join(c.blkio, path))
 	}
@@ -113,10 +113,10 @@ func (f *Figures) readBandwidth(path string) {
 	_ = read(path, func(b []byte) error {
 		quota, period, _ := bytes.Cut(bytes.TrimSpace(b), []byte(" "))
 		if n, err := parseUint(period); err == nil {
-			f.set(CPUPeriod, n*uint64(time.Microsecond))
+			f.Set(CPUPeriod, n*uint64(time.Microsecond))
 		}
 		if n, err := parseUint(quota); err == nil {
-			f.set(CPUQuota, n*uint64(time.Microsecond))
+			f.Set(CPUQuota, n*uint64(time.Microsecond))
 		}
 		return nil
 	})

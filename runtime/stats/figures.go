@@ -50,7 +50,8 @@ type Figures struct {
 // Get tells a figure, and false when the kernel did not.
 func (f *Figures) Get(k Figure) (uint64, bool) { return f.values[k], f.known&(1<<k) != 0 }
 
-func (f *Figures) set(k Figure, v uint64) {
+// Set makes a figure known.
+func (f *Figures) Set(k Figure, v uint64) {
 	f.values[k] = v
 	f.known |= 1 << k
 }
@@ -73,15 +74,15 @@ func (f *Figures) read(rules []rule, path func(file string) string) {
 		scale := max(r.scale, 1)
 		if r.lines == nil {
 			if n, err := number(path(r.file)); err == nil && n != nil {
-				f.set(r.only, *n*scale)
+				f.Set(r.only, *n*scale)
 			} else if err == nil {
-				f.set(r.only, 0) // no limit
+				f.Set(r.only, 0) // no limit
 			}
 			continue
 		}
 		_ = table(path(r.file), func(key []byte, value uint64) {
 			if k, ok := r.lines[string(key)]; ok {
-				f.set(k, value*scale)
+				f.Set(k, value*scale)
 			}
 		})
 	}

@@ -23,6 +23,9 @@ func Enter(path string, f func() error) error {
 // Enters. f gets the number of the path; where its namespace cannot be entered,
 // f runs elsewhere and gets the reason. It waits for them all.
 func EnterEach(paths []string, f func(i int, err error)) {
+	if len(paths) == 0 {
+		return
+	}
 	_ = onFreshThread(func() error {
 		for i, path := range paths {
 			f(i, enterHere(path))
