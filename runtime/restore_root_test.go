@@ -181,7 +181,7 @@ func TestRestartSweeps(t *testing.T) {
 	id := newID()
 	n.restart(func() {
 		must(t, namespaces.Pin(namespaces.Spec{Dir: n.namespaceDir(id), Net: true, IPC: true, UTS: true}))
-		must(t, namespaces.MountShm(n.shmPath(id), 1<<20))
+		must(t, namespaces.MountShm(n.shmPath(id), namespaces.Shm{Size: 1 << 20}))
 		must(t, os.MkdirAll(n.rootfsDir(id), 0o700))
 		must(t, os.WriteFile(n.bundleDir(id)+"/config.json", []byte("{}"), 0o600))
 		must(t, os.MkdirAll(n.cfg.Root+"/sandboxes/"+id, 0o700))

@@ -1,9 +1,9 @@
 // Package namespaces makes the namespaces that the containers of a pod share and
 // keeps them alive as files, without any process inside.
 //
-// It owns the network, IPC and UTS namespaces of a pod and what is set inside of
-// them once: the hostname, sysctls, the loopback link; and the pod's /dev/shm. It
-// does not own addresses and routes (network), the PID namespace (a pause
+// It owns the network, IPC, UTS and user namespaces of a pod and what is set inside
+// of them once: the hostname, sysctls, the loopback link; and the pod's /dev/shm.
+// It does not own addresses and routes (network), the PID namespace (a pause
 // container holds it) or mount namespaces (one per container, the OCI runtime's).
 //
 // To pin a namespace is to bind-mount its handle on a file: it lives as long as
@@ -12,8 +12,8 @@
 //
 // Files on disk, both below the state directory, which a reboot empties:
 //
-//	namespaces/<sandbox id>/{net,ipc,uts}   empty files under nsfs mounts
-//	sandboxes/<sandbox id>/shm              a tmpfs
+//	namespaces/<sandbox id>/{user,net,ipc,uts}   empty files under nsfs mounts
+//	sandboxes/<sandbox id>/shm                   a tmpfs
 //
 // Copies of these mounts in other mount namespaces (made by whoever unshared one
 // meanwhile) do not keep a pod's namespaces alive: removing a file detaches
@@ -43,16 +43,17 @@ var (
 
 // The kinds of namespaces; also the names of the files.
 const (
-	Net = "net"
-	IPC = "ipc"
-	UTS = "uts"
+	Net  = "net"
+	IPC  = "ipc"
+	UTS  = "uts"
+	User = "user"
 )
 
 // kinds in the order in which they are pinned.
 var kinds = []struct {
 	name string
 	flag int
-}{{Net, unix.CLONE_NEWNET}, {IPC, unix.CLONE_NEWIPC}, {UTS, unix.CLONE_NEWUTS}}
+}{{User, unix.CLONE_NEWUSER}, {Net, unix.CLONE_NEWNET}, {IPC, unix.CLONE_NEWIPC}, {UTS, unix.CLONE_NEWUTS}}
 
 // maxHostname is the kernel's limit (__NEW_UTS_LEN), in bytes.
 const maxHostname = 64
@@ -61,6 +62,7 @@ const maxHostname = 64
 type Spec struct {
 	Dir           string            // absolute; made by Pin, removed by Release
 	Net, IPC, UTS bool              // false: the pod uses the node's
+	User          *IDMaps           // nil: the pod uses the node's; else it owns the others
 	Hostname      string            // only with UTS; empty keeps the node's name
 	Sysctls       map[string]string // name in dot or slash form → value
 	// DefaultSysctls lets every user of the pod bind any port and send pings,
@@ -68,14 +70,15 @@ type Spec struct {
 	DefaultSysctls bool
 }
 
-// Path returns the file that pins a namespace of the kind (Net, IPC or UTS).
+// Path returns the file that pins a namespace of the kind (Net, IPC, UTS or User).
 func Path(dir, kind string) string { return filepath.Join(dir, kind) }
 
 // Pin makes the namespaces and binds them to files in s.Dir, with hostname and
-// sysctls set and loopback up. It makes no process and waits for nobody. Sysctls
-// of links that do not exist before the network is set up are left for
-// ApplyLinkSysctls. On error nothing is left. The caller releases what was
-// pinned with Release. Errors: ErrInvalid, ErrBadSysctl, ErrExists.
+// sysctls set and loopback up. It makes no process and waits for nobody, but for a
+// user namespace, which only a new process can be in: that one is gone again when
+// Pin returns. Sysctls of links that do not exist before the network is set up are
+// left for ApplyLinkSysctls. On error nothing is left. The caller releases what
+// was pinned with Release. Errors: ErrInvalid, ErrBadSysctl, ErrExists.
 func Pin(s Spec) error {
 	settings, err := checkSpec(s)
 	if err != nil {
@@ -157,7 +160,7 @@ func Pinned(path string) bool {
 }
 
 func (s Spec) own(kind string) bool {
-	return kind == Net && s.Net || kind == IPC && s.IPC || kind == UTS && s.UTS
+	return kind == Net && s.Net || kind == IPC && s.IPC || kind == UTS && s.UTS || kind == User && s.User != nil
 }
 
 func (s Spec) flags() int {
@@ -181,23 +184,48 @@ func checkSpec(s Spec) ([]sysctl, error) {
 	case len(s.Hostname) > maxHostname:
 		return nil, fmt.Errorf("%w: hostname %q is longer than %d bytes", ErrInvalid, s.Hostname, maxHostname)
 	}
+	if s.User != nil {
+		if err := s.User.check(); err != nil {
+			return nil, err
+		}
+	}
 	return parseSysctls(s)
 }
 
 // pinFromHere runs on a thread that nobody uses afterwards: it moves the thread
 // into new namespaces and binds them.
 func pinFromHere(s Spec, settings []sysctl) error {
+	if s.User != nil {
+		if err := pinInUserNamespace(s); err != nil {
+			return err
+		}
+		return setUp(s, settings)
+	}
 	if err := unix.Unshare(s.flags()); err != nil {
 		return fmt.Errorf("unshare: %w", err)
 	}
+	if err := s.bind("/proc/thread-self"); err != nil {
+		return err
+	}
+	return setUp(s, settings)
+}
+
+// bind pins those namespaces of the task with that directory in /proc which the
+// pod has of its own.
+func (s Spec) bind(task string) error {
 	for _, k := range kinds {
 		if !s.own(k.name) {
 			continue
 		}
-		if err := bindHandle(k.name, Path(s.Dir, k.name)); err != nil {
+		if err := bindHandle(task+"/ns/"+k.name, Path(s.Dir, k.name)); err != nil {
 			return err
 		}
 	}
+	return nil
+}
+
+// setUp sets what the Spec asks for in the calling thread's namespaces.
+func setUp(s Spec, settings []sysctl) error {
 	if s.Hostname != "" {
 		if err := unix.Sethostname([]byte(s.Hostname)); err != nil {
 			return fmt.Errorf("set hostname %q: %w", s.Hostname, err)
@@ -207,7 +235,7 @@ func pinFromHere(s Spec, settings []sysctl) error {
 		if c.ofLink() {
 			continue
 		}
-		if err := c.apply(); err != nil {
+		if err := applyAsOwner(c, s.User); err != nil {
 			return err
 		}
 	}
@@ -217,15 +245,15 @@ func pinFromHere(s Spec, settings []sysctl) error {
 	return nil
 }
 
-// bindHandle binds the calling thread's namespace to a new file.
-func bindHandle(kind, target string) error {
+// bindHandle binds the namespace behind a handle in /proc to a new file.
+func bindHandle(handle, target string) error {
 	f, err := os.OpenFile(target, os.O_CREATE|os.O_EXCL|os.O_RDONLY, 0o444)
 	if err != nil {
-		return fmt.Errorf("pin %s namespace: %w", kind, err)
+		return fmt.Errorf("pin namespace: %w", err)
 	}
 	f.Close()
-	if err := unix.Mount("/proc/thread-self/ns/"+kind, target, "", unix.MS_BIND, ""); err != nil {
-		return fmt.Errorf("pin %s namespace on %s: %w", kind, target, err)
+	if err := unix.Mount(handle, target, "", unix.MS_BIND, ""); err != nil {
+		return fmt.Errorf("pin namespace on %s: %w", target, err)
 	}
 	return nil
 }

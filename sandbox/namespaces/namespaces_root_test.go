@@ -361,7 +361,7 @@ func TestShm(t *testing.T) {
 	leakcheck.Start(t)
 	target := filepath.Join(t.TempDir(), "sb", "shm")
 	for range 2 {
-		if err := MountShm(target, 1<<20); err != nil {
+		if err := MountShm(target, Shm{Size: 1 << 20}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -387,7 +387,7 @@ func TestShm(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	if err := MountShm(target, -1); !errors.Is(err, ErrInvalid) {
+	if err := MountShm(target, Shm{Size: -1}); !errors.Is(err, ErrInvalid) {
 		t.Errorf("negative size: %v", err)
 	}
 }

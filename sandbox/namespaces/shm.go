@@ -12,15 +12,21 @@ import (
 // defaultShmSize is what a pod's /dev/shm gets when nothing else is said, bytes.
 const defaultShmSize = 64 << 20
 
+// Shm is a pod's /dev/shm.
+type Shm struct {
+	Size     int64  // bytes; 0 means 64 MiB
+	UID, GID uint32 // owner, as the node counts: the pod's root
+}
+
 // MountShm makes the directory target and mounts a tmpfs on it, for the pod's
-// /dev/shm. A size of 0 means 64 MiB. It is idempotent: a tmpfs that is there
-// already stays as it is. UnmountShm cleans up, also after an error.
-func MountShm(target string, sizeBytes int64) error {
-	if sizeBytes < 0 {
-		return fmt.Errorf("%w: size of shm is %d bytes", ErrInvalid, sizeBytes)
+// /dev/shm. It is idempotent: a tmpfs that is there already stays as it is.
+// UnmountShm cleans up, also after an error. Errors: ErrInvalid.
+func MountShm(target string, s Shm) error {
+	if s.Size < 0 {
+		return fmt.Errorf("%w: size of shm is %d bytes", ErrInvalid, s.Size)
 	}
-	if sizeBytes == 0 {
-		sizeBytes = defaultShmSize
+	if s.Size == 0 {
+		s.Size = defaultShmSize
 	}
 	if err := os.MkdirAll(target, 0o711); err != nil {
 		return fmt.Errorf("mount shm: %w", err)
@@ -32,7 +38,7 @@ func MountShm(target string, sizeBytes int64) error {
 	if mounted {
 		return nil
 	}
-	options := fmt.Sprintf("mode=1777,size=%d", sizeBytes)
+	options := fmt.Sprintf("mode=1777,size=%d,uid=%d,gid=%d", s.Size, s.UID, s.GID)
 	if err := unix.Mount("shm", target, "tmpfs", unix.MS_NOEXEC|unix.MS_NOSUID|unix.MS_NODEV, options); err != nil {
 		return fmt.Errorf("mount shm on %s: %w", target, err)
 	}

@@ -16,7 +16,8 @@ import (
 type sysctl struct {
 	name, value string
 	path        []string
-	optional    bool // berth's own default: skip it where the kernel has none
+	optional    bool   // berth's own default: skip it where the kernel has none
+	written     string // in place of value, where a user namespace's ids are in it; else empty
 }
 
 // sysctlError names the setting and says why it was refused.
@@ -72,6 +73,13 @@ func parseSysctls(s Spec) ([]sysctl, error) {
 		for name, value := range defaultSysctls {
 			if file := strings.ReplaceAll(name, ".", "/"); seen[file] == "" {
 				settings = append(settings, sysctl{name: name, value: value, path: strings.Split(file, "/"), optional: true})
+			}
+		}
+	}
+	if s.User != nil {
+		for i := range settings {
+			if err := settings[i].translate(s.User.GIDs); err != nil {
+				return nil, err
 			}
 		}
 	}
@@ -170,7 +178,7 @@ func (c sysctl) apply() error {
 		}
 		return c.refuse("open: "+err.Error(), err)
 	}
-	_, err = f.WriteString(c.value)
+	_, err = f.WriteString(cmp.Or(c.written, c.value))
 	f.Close()
 	if err != nil {
 		var path *os.PathError

@@ -67,3 +67,21 @@ func onFreshThread(f func() error) error {
 	}()
 	return <-done
 }
+
+// becomeUser gives the calling thread, and no other, the effective ids of a user;
+// its capabilities stay. The thread must be one that nobody uses afterwards.
+func becomeUser(uid, gid uint32) error {
+	const noSetuidFixup = 1 << 2 // SECBIT_NO_SETUID_FIXUP, capabilities(7)
+	if err := unix.Prctl(unix.PR_SET_SECUREBITS, noSetuidFixup, 0, 0, 0); err != nil {
+		return fmt.Errorf("keep capabilities of a thread: %w", err)
+	}
+	keep := ^uintptr(0)
+	// The wrappers of package unix would do this to every thread.
+	if _, _, e := unix.RawSyscall(unix.SYS_SETRESGID, keep, uintptr(gid), keep); e != 0 {
+		return fmt.Errorf("set group of a thread: %w", e)
+	}
+	if _, _, e := unix.RawSyscall(unix.SYS_SETRESUID, keep, uintptr(uid), keep); e != 0 {
+		return fmt.Errorf("set user of a thread: %w", e)
+	}
+	return nil
+}
