@@ -38,6 +38,9 @@ func (s *Service) CreateContainer(ctx context.Context, req *cri.CreateContainerR
 	if err := spec.CheckContainer(req.GetConfig(), sb.Config.Message); err != nil {
 		return nil, refused(err)
 	}
+	if err := s.checkAbilities(sb.Runtime, req.GetConfig()); err != nil {
+		return nil, err
+	}
 	name := sandbox.ContainerName(req.GetConfig().GetMetadata(), sb.ID)
 	id, err := s.operations.Do(ctx, operation.Request{
 		Key: "create " + name, Verb: "CreateContainer", Object: name, Limit: operationLimit,
@@ -127,11 +130,11 @@ func (s *Service) make(ctx context.Context, op *operation.Operation, c *sandbox.
 		return err
 	}
 	op.Step("mount rootfs")
-	if err := s.mountRootfs(c, images.root); err != nil {
+	if err := s.mountRootfs(sb, c, images.root); err != nil {
 		return err
 	}
 	op.Step("mount image volumes")
-	volumes, err := s.mountVolumes(c, images.volumes)
+	volumes, err := s.mountVolumes(sb, c, images.volumes)
 	if err != nil {
 		return err
 	}
@@ -161,7 +164,7 @@ func (s *Service) make(ctx context.Context, op *operation.Operation, c *sandbox.
 	config := c.Config.Message
 	p, err := s.createInRuntime(ctx, rt, oci.CreateRequest{ID: c.ID, Bundle: s.bundleDir(c.ID), SystemdCgroup: bySystemd(sb), IO: oci.IO{
 		LogPath: c.LogPath, Terminal: config.GetTty(), Stdin: config.GetStdin(), StdinOnce: config.GetStdinOnce(),
-		MaxLine: s.Config.Runtime.MaxLogLine, UID: sp.Process.User.UID, GID: sp.Process.User.GID,
+		MaxLine: s.Config.Runtime.MaxLogLine, UID: podIDs(sb).HostUID(sp.Process.User.UID), GID: podIDs(sb).HostGID(sp.Process.User.GID),
 	}})
 	if err != nil {
 		return err
@@ -194,7 +197,7 @@ func userOf(user rspec.User) sandbox.User {
 
 // mountRootfs holds the image's layers and mounts them. ErrNotFound of package
 // image when the image was removed since it was found.
-func (s *Service) mountRootfs(c *sandbox.Container, img *image.Record) error {
+func (s *Service) mountRootfs(sb *sandbox.Sandbox, c *sandbox.Container, img *image.Record) error {
 	if !s.Images.Hold(img.ID, c.ID) {
 		return fmt.Errorf("hold layers of image %s: %w", img.ID, image.ErrNotFound)
 	}
@@ -204,6 +207,7 @@ func (s *Service) mountRootfs(c *sandbox.Container, img *image.Record) error {
 	dir := s.Records.Containers.Dir(c.ID)
 	return rootfs.Create(rootfs.Mount{
 		Target: s.rootfsDir(c.ID), Upper: filepath.Join(dir, "upper"), Work: filepath.Join(dir, "work"), Layers: img.Layers,
+		IDs: s.rootfsIDs(sb),
 	})
 }
 
@@ -232,7 +236,10 @@ func (s *Service) specInput(sb *sandbox.Sandbox, c *sandbox.Container, img *imag
 		Config: c.Config.Message, Sandbox: sb.Config.Message, Image: &img.Config, Rootfs: in.Rootfs, Host: s.Host,
 		ImageRoots: volumes, StrictSources: s.Config.Runtime.MissingHostPath == config.Refuse,
 	})
-	return in, err
+	if err != nil {
+		return in, err
+	}
+	return in, s.checkMappedMounts(sb, in)
 }
 
 // visibleHostname is what HOSTNAME says in the pod's containers.

@@ -134,7 +134,7 @@ func TestImageVanishesBeforeItsLayersAreHeld(t *testing.T) {
 	must(t, err)
 	must(t, n.Images.Remove(t.Context(), n.image))
 	c := &sandbox.Container{ID: newID()}
-	err = n.mountRootfs(c, img)
+	err = n.mountRootfs(&sandbox.Sandbox{}, c, img)
 	if !errors.Is(err, image.ErrNotFound) {
 		t.Errorf("got %v", err)
 	}

@@ -58,7 +58,7 @@ func (s *Service) findImages(config *cri.ContainerConfig) (containerImages, erro
 
 // mountVolumes mounts the images of a container's image mounts and tells where
 // each is. ErrNotFound of package image when one was removed since it was found.
-func (s *Service) mountVolumes(c *sandbox.Container, volumes map[int]*image.Record) (map[int]string, error) {
+func (s *Service) mountVolumes(sb *sandbox.Sandbox, c *sandbox.Container, volumes map[int]*image.Record) (map[int]string, error) {
 	at := map[int]string{}
 	for _, i := range slices.Sorted(maps.Keys(volumes)) {
 		img := volumes[i]
@@ -73,6 +73,7 @@ func (s *Service) mountVolumes(c *sandbox.Container, volumes map[int]*image.Reco
 		at[i] = filepath.Join(volumesDir(s.bundleDir(c.ID)), name)
 		err := rootfs.Create(rootfs.Mount{
 			Target: at[i], Upper: filepath.Join(own, "root"), Work: filepath.Join(own, "work"), Layers: img.Layers, ReadOnly: true,
+			IDs: s.rootfsIDs(sb),
 		})
 		if err != nil {
 			return nil, spec.ImageVolume(fmt.Errorf("mounts[%d].image: %w", i, err))

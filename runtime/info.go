@@ -4,11 +4,8 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"maps"
 	goruntime "runtime"
-	"slices"
 
-	"github.com/opencontainers/runtime-spec/specs-go/features"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"berth/runtime/config"
@@ -107,22 +104,4 @@ func (s *Service) hostInfo() hostFacts {
 	without(h.CgroupV2, "unified is refused: this is cgroup v1")
 	without(h.CanLowerOOM, "oom_score_adj below the daemon's own is raised to it: the daemon lacks CAP_SYS_RESOURCE")
 	return f
-}
-
-// readFeatures asks every handler's binary once what it can do.
-func (s *Service) readFeatures(ctx context.Context) {
-	s.handlers = nil
-	for _, name := range slices.Sorted(maps.Keys(s.Handlers)) {
-		f, err := s.Handlers[name].Features(ctx)
-		if err != nil {
-			s.Log.WithError(err).WithField("handler", name).Warn("features of the runtime are unknown")
-			f = &features.Features{}
-		}
-		has := &cri.RuntimeHandlerFeatures{RecursiveReadOnlyMounts: slices.Contains(f.MountOptions, "rro")}
-		s.handlers = append(s.handlers, &cri.RuntimeHandler{Name: name, Features: has})
-		if name == s.Config.Runtime.DefaultHandler {
-			s.handlers = append(s.handlers, &cri.RuntimeHandler{Name: "", Features: has})
-		}
-	}
-	s.features = &cri.RuntimeFeatures{SupplementalGroupsPolicy: true, MountOptions: true}
 }

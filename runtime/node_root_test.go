@@ -84,6 +84,7 @@ func newNode(t *testing.T, prepare ...func(*node)) *node {
 	warmUp(t)
 	dir, err := os.MkdirTemp("", "berth-rt") // short: it holds sockets
 	must(t, err)
+	must(t, os.Chmod(dir, 0o711)) // root of a pod's user namespace is another user
 	n := &node{t: t, dir: dir, binary: binary, parent: "/" + leakcheck.Name(t)}
 	leakcheck.Start(t, leakcheck.Paths(dir), leakcheck.Leases(n.leases()))
 	t.Cleanup(n.removeFiles)

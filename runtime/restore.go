@@ -111,7 +111,8 @@ func (s *Service) settleNamespaces() {
 			continue
 		}
 		spec, gone := s.namespaceSpec(sb), ""
-		for kind, own := range map[string]bool{namespaces.Net: spec.Net, namespaces.IPC: spec.IPC, namespaces.UTS: spec.UTS} {
+		for kind, own := range map[string]bool{namespaces.Net: spec.Net, namespaces.IPC: spec.IPC, namespaces.UTS: spec.UTS,
+			namespaces.User: spec.User != nil} {
 			if own && !namespaces.Pinned(namespaces.Path(spec.Dir, kind)) {
 				gone = kind
 			}

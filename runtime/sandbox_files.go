@@ -13,7 +13,8 @@ import (
 
 // writePodFiles writes the files that every container of the pod sees as
 // /etc/resolv.conf, /etc/hosts and /etc/hostname. They lie beside the record
-// and go with it.
+// and go with it. They belong to the pod's root, so that programs that edit
+// them can.
 func (s *Service) writePodFiles(sb *sandbox.Sandbox) error {
 	files := map[string]func(*sandbox.Sandbox) ([]byte, error){
 		"resolv.conf": resolvConf, "hosts": hostsFile, "hostname": hostnameFile,
@@ -25,6 +26,11 @@ func (s *Service) writePodFiles(sb *sandbox.Sandbox) error {
 		}
 		if err := os.WriteFile(s.podFile(sb.ID, name), b, 0o644); err != nil {
 			return fmt.Errorf("write %s of the pod: %w", name, err)
+		}
+		if ids := podIDs(sb); ids != nil {
+			if err := os.Chown(s.podFile(sb.ID, name), int(ids.HostUID(0)), int(ids.HostGID(0))); err != nil {
+				return fmt.Errorf("give %s to the pod's root: %w", name, err)
+			}
 		}
 	}
 	return nil

@@ -111,7 +111,8 @@ func (s *Service) bringUp(ctx context.Context, op *operation.Operation, sb *sand
 	}
 	if sb.Namespaces().GetIpc() != cri.NamespaceMode_NODE {
 		op.Step("mount shm")
-		if err := namespaces.MountShm(s.shmPath(sb.ID), s.Config.Runtime.ShmSize); err != nil {
+		shm := namespaces.Shm{Size: s.Config.Runtime.ShmSize, UID: podIDs(sb).HostUID(0), GID: podIDs(sb).HostGID(0)}
+		if err := namespaces.MountShm(s.shmPath(sb.ID), shm); err != nil {
 			return err
 		}
 	}
@@ -198,7 +199,10 @@ func (s *Service) checkSandbox(req *cri.RunPodSandboxRequest) error {
 	if err := checkHostname(c); err != nil {
 		return err
 	}
-	return spec.CheckSandbox(c)
+	if err := spec.CheckSandbox(c); err != nil {
+		return err
+	}
+	return s.checkUserNamespace(req)
 }
 
 // checkHostname takes what a DNS name may be made of, as long as the kernel
@@ -228,6 +232,7 @@ func (s *Service) namespaceSpec(sb *sandbox.Sandbox) namespaces.Spec {
 		Net:     !hostNetwork,
 		UTS:     !hostNetwork,
 		IPC:     n.GetIpc() != cri.NamespaceMode_NODE,
+		User:    namespaceIDs(podIDs(sb)),
 		Sysctls: c.GetLinux().GetSysctls(),
 	}
 	if !hostNetwork {
@@ -339,6 +344,9 @@ func (s *Service) joinedNamespaces(sb *sandbox.Sandbox) spec.Namespaces {
 	}
 	if n.GetIpc() != cri.NamespaceMode_NODE {
 		out.IPC = namespaces.Path(dir, "ipc")
+	}
+	if podIDs(sb) != nil {
+		out.User = namespaces.Path(dir, namespaces.User)
 	}
 	return out
 }

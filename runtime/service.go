@@ -63,6 +63,7 @@ type Service struct {
 	stats      *stats.Collector
 	cdi        *cdi.Devices
 	handlers   []*cri.RuntimeHandler
+	abilities  map[string]abilities // of each handler, by name
 	features   *cri.RuntimeFeatures
 
 	creating   sync.RWMutex  // read-held while the OCI runtime makes cgroups

@@ -21,7 +21,6 @@ type rule struct {
 var excluded = []rule{
 	{`\] Streaming `, "Exec, Attach and PortForward streaming are not built yet"},
 	{`\[k8s\.io\] NRI`, "NRI is not built yet"},
-	{`Security Context.* UserNamespaces`, "user namespaces are not built yet"},
 	{`benchmark`, "benchmarks are no conformance"},
 }
 

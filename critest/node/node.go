@@ -91,6 +91,10 @@ func Start(ctx context.Context, o Options) (*Node, error) {
 	if n.Dir, err = os.MkdirTemp("", "berth-"); err != nil {
 		return nil, fmt.Errorf("make the node's directory: %w", err)
 	}
+	// Root of a pod's user namespace is another user of the node.
+	if err := os.Chmod(n.Dir, 0o711); err != nil {
+		return nil, errors.Join(fmt.Errorf("open the node's directory: %w", err), os.Remove(n.Dir))
+	}
 	id := serial.Add(1)
 	n.Socket = filepath.Join(n.Dir, "berth.sock")
 	n.ConfDir, n.Leases = filepath.Join(n.Dir, "net.d"), filepath.Join(n.Dir, "leases")

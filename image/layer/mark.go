@@ -24,8 +24,8 @@ func (u *unpacker) markRoot() error {
 
 // RootLooks gives dir, a container's upper directory, the looks (owner, mode,
 // attributes, times) of the image's root directory: those of the topmost
-// layer, bottom first, that has an entry for it, else 0755 root:root.
-func RootLooks(dir string, layers []string) error {
+// layer, bottom first, that has an entry for it, else 0755 and uid:gid.
+func RootLooks(dir string, layers []string, uid, gid int) error {
 	to, err := openRoot(dir)
 	if err != nil {
 		return err
@@ -46,7 +46,7 @@ func RootLooks(dir string, layers []string) error {
 		defer unix.Close(from)
 		return copyAttributes(from, to)
 	}
-	if err := unix.Fchown(to, 0, 0); err != nil {
+	if err := unix.Fchown(to, uid, gid); err != nil {
 		return err
 	}
 	return unix.Fchmod(to, 0o755)

@@ -29,11 +29,23 @@ type Mount struct {
 	// writable later on, as overlay has nowhere to write to. Upper then lies on
 	// the layers as one more, empty but for the looks of the root directory.
 	ReadOnly bool
+	IDs      *IDs // nil: files belong to whom the layers say
+}
+
+// IDs shift the owners of files in the layers, which stay as they are on disk
+// and may be in use with other ids or none at the same time.
+type IDs struct {
+	// UserNS is the file of a user namespace: the ids of a layer are taken as
+	// ids inside of it. What it does not map belongs to nobody there.
+	UserNS string
+	// UID and GID are its root, as the node counts.
+	UID, GID int
 }
 
 // Create makes the directories and mounts. On error nothing is mounted;
 // directories may have been made. It is not idempotent: mounting twice stacks.
 // An upper directory may be mounted again when it is not mounted any more.
+// Errors: ErrTooManyLayers, ErrNoIDMap.
 func Create(m Mount) error {
 	for _, dir := range []string{m.Target, m.Upper, m.Work} {
 		if err := os.MkdirAll(dir, 0o700); err != nil {
@@ -48,16 +60,21 @@ func Create(m Mount) error {
 	if err != nil {
 		return err
 	}
-	if err := layer.RootLooks(m.Upper, lowers); err != nil {
-		return fmt.Errorf("set looks of root directory %s: %w", m.Upper, err)
+	if m.IDs != nil {
+		return wrap(m, createMapped(m, lowers))
 	}
-	if m.ReadOnly {
-		lowers = append(lowers, m.Upper)
-	}
-	if err := mountNew(m, lowers); err == nil || !errors.Is(err, errUnsupported) {
+	if lowers, err = m.withRoot(lowers, 0, 0); err != nil {
 		return wrap(m, err)
 	}
-	return wrap(m, mountOld(m, lowers))
+	mount, err := build(m, lowers)
+	if errors.Is(err, errUnsupported) {
+		return wrap(m, mountOld(m, lowers, inDir))
+	}
+	if err != nil {
+		return wrap(m, err)
+	}
+	defer unix.Close(mount)
+	return wrap(m, attach(mount, m.Target))
 }
 
 func wrap(m Mount, err error) error {
@@ -101,6 +118,19 @@ func (m Mount) lowers() ([]string, error) {
 	return lowers, nil
 }
 
+// withRoot gives the upper directory the looks of the image's root directory, of
+// uid and gid when the image says nothing of it, and returns all that lies under
+// what is written.
+func (m Mount) withRoot(lowers []string, uid, gid int) ([]string, error) {
+	if err := layer.RootLooks(m.Upper, lowers, uid, gid); err != nil {
+		return nil, fmt.Errorf("set looks of root directory %s: %w", m.Upper, err)
+	}
+	if m.ReadOnly {
+		lowers = append(lowers, m.Upper)
+	}
+	return lowers, nil
+}
+
 // errUnsupported: the kernel lacks "lowerdir+" (before 6.7).
 var errUnsupported = errors.New("overlay without lowerdir+")
 
@@ -116,20 +146,40 @@ var legacyOverlay = sync.OnceValue(func() bool {
 	return unix.FsconfigSetFlag(fd, "no-option-of-overlay") == nil
 })
 
-// mountNew gives the layers one by one through the mount API, which has no
-// limit on their total length.
-func mountNew(m Mount, lowers []string) error {
+// build makes the mount without attaching it anywhere, and returns its
+// descriptor. It gives the layers one by one through the mount API, which has
+// no limit on their total length. errUnsupported on kernels without that.
+func build(m Mount, lowers []string) (int, error) {
 	if legacyOverlay() {
-		return errUnsupported
+		return -1, errUnsupported
 	}
 	fd, err := unix.Fsopen("overlay", unix.FSOPEN_CLOEXEC)
 	if err == unix.ENOSYS {
-		return errUnsupported
+		return -1, errUnsupported
 	}
 	if err != nil {
-		return fmt.Errorf("open overlay: %w", err)
+		return -1, fmt.Errorf("open overlay: %w", err)
 	}
 	defer unix.Close(fd)
+	if err := configure(fd, m, lowers); err != nil {
+		return -1, err
+	}
+	if err := unix.FsconfigCreate(fd); err != nil {
+		return -1, fmt.Errorf("create overlay: %w", explain(fd, err))
+	}
+	attributes := 0
+	if m.ReadOnly {
+		attributes = unix.MOUNT_ATTR_RDONLY
+	}
+	mount, err := unix.Fsmount(fd, unix.FSMOUNT_CLOEXEC, attributes)
+	if err != nil {
+		return -1, fmt.Errorf("create overlay: %w", explain(fd, err))
+	}
+	return mount, nil
+}
+
+// configure sets the options of an overlay that is being made.
+func configure(fd int, m Mount, lowers []string) error {
 	names := shortNames{}
 	defer names.close()
 	for i := len(lowers) - 1; i >= 0; i-- {
@@ -141,9 +191,7 @@ func mountNew(m Mount, lowers []string) error {
 			return fmt.Errorf("add layer %s: %w", lowers[i], explain(fd, err))
 		}
 	}
-	attributes := unix.MOUNT_ATTR_RDONLY
 	if !m.ReadOnly {
-		attributes = 0
 		if err := setUpper(fd, &names, m); err != nil {
 			return err
 		}
@@ -153,16 +201,13 @@ func mountNew(m Mount, lowers []string) error {
 			return fmt.Errorf("set %s=%s: %w", option.key, option.value, explain(fd, err))
 		}
 	}
-	if err := unix.FsconfigCreate(fd); err != nil {
-		return fmt.Errorf("create overlay: %w", explain(fd, err))
-	}
-	mount, err := unix.Fsmount(fd, unix.FSMOUNT_CLOEXEC, attributes)
-	if err != nil {
-		return fmt.Errorf("create overlay: %w", explain(fd, err))
-	}
-	defer unix.Close(mount)
-	if err := unix.MoveMount(mount, "", unix.AT_FDCWD, m.Target, unix.MOVE_MOUNT_F_EMPTY_PATH); err != nil {
-		return fmt.Errorf("attach overlay: %w", err)
+	return nil
+}
+
+// attach puts a mount that is nowhere yet at a place.
+func attach(mount int, target string) error {
+	if err := unix.MoveMount(mount, "", unix.AT_FDCWD, target, unix.MOVE_MOUNT_F_EMPTY_PATH); err != nil {
+		return fmt.Errorf("attach mount to %s: %w", target, err)
 	}
 	return nil
 }

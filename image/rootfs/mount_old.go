@@ -13,9 +13,9 @@ import (
 
 // mountOld is for kernels that take all layers in one option string of less
 // than a page: every directory gets a link of one or two characters in a
-// scratch directory, and a thread that lives for this call only uses it as
-// its working directory.
-func mountOld(m Mount, lowers []string) error {
+// scratch directory, which is the working directory of the thread that mounts:
+// in runs the mount call there.
+func mountOld(m Mount, lowers []string, in func(dir string, f func() error) error) error {
 	scratch, err := os.MkdirTemp(filepath.Dir(m.Work), "links-")
 	if err != nil {
 		return fmt.Errorf("create scratch directory: %w", err)
@@ -47,23 +47,37 @@ func mountOld(m Mount, lowers []string) error {
 			return err
 		}
 	}
-	return inDir(scratch, func() error {
+	return in(scratch, func() error {
 		return unix.Mount("overlay", m.Target, "overlay", flags, options)
 	})
 }
 
-// inDir runs f on a thread with a working directory of its own. The thread is
-// not given back: it ends with the goroutine that never unlocks it.
+// inDir runs f on a thread with a working directory of its own.
 func inDir(dir string, f func() error) error {
+	return onOwnThread(unix.CLONE_FS, func() error { return changeDir(dir, f) })
+}
+
+func changeDir(dir string, f func() error) error {
+	if err := unix.Chdir(dir); err != nil {
+		return fmt.Errorf("enter %s: %w", dir, err)
+	}
+	return f()
+}
+
+// onOwnThread runs f on a thread that shares less with the others, by the flags
+// of unshare(2). It is not given back: it ends with the goroutine that never
+// unlocks it. The process's first thread cannot end and is not used.
+func onOwnThread(flags int, f func() error) error {
 	done := make(chan error, 1)
 	go func() {
 		runtime.LockOSThread()
-		if err := unix.Unshare(unix.CLONE_FS); err != nil {
-			done <- fmt.Errorf("unshare working directory: %w", err)
+		if unix.Gettid() == unix.Getpid() {
+			done <- onOwnThread(flags, f)
+			runtime.UnlockOSThread()
 			return
 		}
-		if err := unix.Chdir(dir); err != nil {
-			done <- fmt.Errorf("enter %s: %w", dir, err)
+		if err := unix.Unshare(flags); err != nil {
+			done <- fmt.Errorf("unshare: %w", err)
 			return
 		}
 		done <- f()

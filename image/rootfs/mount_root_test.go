@@ -55,7 +55,7 @@ func both(t *testing.T, test func(t *testing.T, mount func(Mount) error)) {
 			if m.ReadOnly {
 				lowers = append(lowers, m.Upper)
 			}
-			return mountOld(m, lowers)
+			return mountOld(m, lowers, inDir)
 		})
 	})
 }

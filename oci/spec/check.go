@@ -24,10 +24,14 @@ func CheckContainer(config *cri.ContainerConfig, sandbox *cri.PodSandboxConfig) 
 	if sc.GetPrivileged() && !sandbox.GetLinux().GetSecurityContext().GetPrivileged() {
 		return Invalid(security+".privileged", true, "the sandbox is not privileged")
 	}
-	if _, err := containerModes(config, sandbox); err != nil {
+	modes, err := containerModes(config, sandbox)
+	if err != nil {
 		return err
 	}
 	if err := checkUser(sc); err != nil {
+		return err
+	}
+	if err := modes.userNS.checkMapped(sc); err != nil {
 		return err
 	}
 	if err := checkMounts(config.GetMounts()); err != nil {
@@ -107,10 +111,17 @@ func CheckSandbox(sandbox *cri.PodSandboxConfig) error {
 	if err := checkGroups(sc.GetSupplementalGroups(), sc.GetSupplementalGroupsPolicy()); err != nil {
 		return err
 	}
+	ids, err := SandboxIDMap(sandbox)
+	if err != nil {
+		return err
+	}
+	if err := ids.checkMapped(sc); err != nil {
+		return err
+	}
 	if _, err := seccompChoice(sc.GetSeccomp(), sc.GetSeccompProfilePath()); err != nil {
 		return err
 	}
-	_, err := SandboxAppArmorProfile(sc)
+	_, err = SandboxAppArmorProfile(sc)
 	return err
 }
 

@@ -68,9 +68,11 @@ func newBuilder(in ContainerInput) (*builder, error) {
 		return nil, err
 	}
 	var err error
-	b.modes, err = containerModes(in.Config, in.Sandbox)
+	if b.modes, err = containerModes(in.Config, in.Sandbox); err != nil {
+		return nil, err
+	}
 	b.base = b.baseSpec()
-	return b, err
+	return b, b.checkResolvedUser()
 }
 
 func (b *builder) warn(format string, args ...any) {
@@ -159,7 +161,7 @@ func (b *builder) hiddenPaths() (masked, readonly []string) {
 	switch {
 	case b.privileged():
 		return nil, nil
-	case len(masked) > 0 || len(readonly) > 0, b.modes.userNS:
+	case len(masked) > 0 || len(readonly) > 0, b.modes.userNS != nil:
 		return slices.Clone(masked), slices.Clone(readonly)
 	}
 	return slices.Clone(defaultMaskedPaths), slices.Clone(defaultReadonlyPaths)

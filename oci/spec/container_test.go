@@ -329,7 +329,7 @@ func TestMaskedPaths(t *testing.T) {
 	if m, r := masked(nil, []string{"/a", "/b"}); m != 0 || r != 2 {
 		t.Errorf("two read-only: %d, %d", m, r)
 	}
-	b := &builder{in: base(), security: &cri.LinuxContainerSecurityContext{}, modes: modes{userNS: true}}
+	b := &builder{in: base(), security: &cri.LinuxContainerSecurityContext{}, modes: modes{userNS: &IDMap{}}}
 	if m, r := b.hiddenPaths(); m != nil || r != nil {
 		t.Errorf("nothing sent in a user namespace: %v, %v", m, r)
 	}

@@ -46,6 +46,8 @@ type Namespaces struct {
 	IPC string // pinned IPC namespace of the pod
 	UTS string // pinned UTS namespace of the pod; empty: the host's
 	PID string // of the pause process for mode POD, of the target for mode TARGET
+	// User is the pod's pinned user namespace, when it has one.
+	User string
 }
 
 // Files are the pod's files that are mounted into each container. Empty means
@@ -125,7 +127,7 @@ type PauseInput struct {
 	Sandbox        *cri.PodSandboxConfig
 	Host           Host
 	Options        Options    // AppArmor's alone
-	Namespaces     Namespaces // Net, IPC, UTS; a new PID namespace is made
+	Namespaces     Namespaces // Net, IPC, UTS, User; a new PID namespace is made
 	CgroupsPath    string
 	Rootfs         string // absolute; holds the monitor's static binary as /pause
 	SeccompProfile []byte // content of the sandbox's Localhost profile

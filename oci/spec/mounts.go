@@ -10,6 +10,10 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
+// RROUnsupported begins the error of a recursive read-only mount that this node
+// cannot make; it is one of cri-api's error words.
+const RROUnsupported = "RROUnsupported"
+
 // bindOptions that a request may ask for, and their opposites in no way.
 var bindOptions = []string{"noexec", "nodev", "nosuid"}
 
@@ -33,8 +37,8 @@ func checkMount(field string, m *cri.Mount) error {
 	if err := checkMountSource(field, m); err != nil {
 		return err
 	}
-	if len(m.GetUidMappings()) > 0 || len(m.GetGidMappings()) > 0 {
-		return Unsupported(field+".uidMappings", "", "id-mapped mounts need a pod with a user namespace")
+	if err := checkMountMappings(field, m); err != nil {
+		return err
 	}
 	return checkMountOptions(field, m)
 }
@@ -114,7 +118,7 @@ func (b *builder) mounts() ([]rspec.Mount, error) {
 		if m.GetSelinuxRelabel() && b.in.Host.SELinuxEnabled {
 			b.warn("mounts[%d]: not relabelled, SELinux labels are not supported", i)
 		}
-		list = append(list, bindMount(m, b.in.Resolved.MountSources[i]))
+		list = append(list, b.idMapped(m, bindMount(m, b.in.Resolved.MountSources[i])))
 	}
 	slices.SortStableFunc(list, func(x, y rspec.Mount) int {
 		return depth(x.Destination) - depth(y.Destination)
@@ -147,11 +151,36 @@ func (b *builder) systemMounts() []rspec.Mount {
 	return []rspec.Mount{
 		{Destination: "/proc", Type: "proc", Source: "proc", Options: []string{"nosuid", "noexec", "nodev"}},
 		{Destination: "/dev", Type: "tmpfs", Source: "tmpfs", Options: []string{"nosuid", "strictatime", "mode=755", "size=65536k"}},
-		{Destination: "/sys", Type: "sysfs", Source: "sysfs", Options: []string{"nosuid", "noexec", "nodev", access}},
-		{Destination: "/dev/pts", Type: "devpts", Source: "devpts", Options: []string{"nosuid", "noexec", "newinstance", "ptmxmode=0666", "mode=0620", "gid=5"}},
+		b.sysfs(access),
+		{Destination: "/dev/pts", Type: "devpts", Source: "devpts", Options: b.devptsOptions()},
 		{Destination: "/dev/mqueue", Type: "mqueue", Source: "mqueue", Options: []string{"nosuid", "noexec", "nodev"}},
 		{Destination: "/sys/fs/cgroup", Type: "cgroup", Source: "cgroup", Options: []string{"nosuid", "noexec", "nodev", "relatime", cgroupAccess}},
 	}
+}
+
+// sysfs shows the devices of a network namespace; the kernel lets root of a user
+// namespace mount it only for one that is under it. So a pod with a user namespace
+// on the node's network gets the node's /sys bound, and with it all that is mounted
+// below; none of it may be written to where /sys may not.
+func (b *builder) sysfs(access string) rspec.Mount {
+	if b.modes.userNS == nil || b.modes.network != cri.NamespaceMode_NODE {
+		return rspec.Mount{Destination: "/sys", Type: "sysfs", Source: "sysfs", Options: []string{"nosuid", "noexec", "nodev", access}}
+	}
+	if access == "ro" {
+		access = "rro"
+	}
+	return rspec.Mount{Destination: "/sys", Type: "bind", Source: "/sys", Options: []string{"rbind", "rprivate", "nosuid", "noexec", "nodev", access}}
+}
+
+// ttyGroup owns terminals, by an old convention of distributions.
+const ttyGroup = 5
+
+func (b *builder) devptsOptions() []string {
+	options := []string{"nosuid", "noexec", "newinstance", "ptmxmode=0666", "mode=0620"}
+	if b.modes.userNS.checkGroupMapped("", ttyGroup) != nil {
+		return options
+	}
+	return append(options, fmt.Sprintf("gid=%d", ttyGroup))
 }
 
 // fileMounts are the pod's own files. They are writable where the root is:

@@ -12,14 +12,13 @@ import (
 // the host's namespace.
 type modes struct {
 	network, ipc, pid cri.NamespaceMode
-	userNS            bool // the pod has a user namespace of its own
+	userNS            *IDMap // of the pod's own user namespace, or nil
 }
 
 const modeFields = "linux.security_context.namespace_options"
 
 // SandboxModes checks a sandbox's namespace options: network and ipc are POD
-// or NODE, pid is POD, CONTAINER or NODE. ErrInvalid, and ErrUnsupported for a
-// user namespace.
+// or NODE, pid is POD, CONTAINER or NODE. ErrInvalid.
 func SandboxModes(sandbox *cri.PodSandboxConfig) error {
 	o := sandbox.GetLinux().GetSecurityContext().GetNamespaceOptions()
 	if err := checkPodOrNode("network", o.GetNetwork()); err != nil {
@@ -44,27 +43,6 @@ func checkPodOrNode(name string, mode cri.NamespaceMode) error {
 	return nil
 }
 
-// userNamespace says whether the options ask for a user namespace. A missing
-// struct means none (the kubelets that knew no user namespaces sent none), so
-// it is looked at before its mode, whose zero value is POD.
-func userNamespace(o *cri.NamespaceOption) (bool, error) {
-	u := o.GetUsernsOptions()
-	if u == nil {
-		return false, nil
-	}
-	const field = modeFields + ".userns_options"
-	switch u.GetMode() {
-	case cri.NamespaceMode_NODE:
-		if len(u.GetUids()) > 0 || len(u.GetGids()) > 0 {
-			return false, Invalid(field+".mode", u.GetMode(), "NODE goes with no id mappings")
-		}
-		return false, nil
-	case cri.NamespaceMode_POD:
-		return false, Unsupported(field+".mode", u.GetMode(), "this version of berth makes no user namespaces")
-	}
-	return false, Invalid(field+".mode", u.GetMode(), "must be POD or NODE")
-}
-
 // containerModes merges a container's options with its sandbox's and refuses
 // contradictions.
 func containerModes(config *cri.ContainerConfig, sandbox *cri.PodSandboxConfig) (modes, error) {
@@ -81,12 +59,8 @@ func containerModes(config *cri.ContainerConfig, sandbox *cri.PodSandboxConfig) 
 	if own == nil {
 		return m, nil
 	}
-	ownUser, err := userNamespace(own)
-	if err != nil {
+	if err := sameUserNamespace(own, m.userNS); err != nil {
 		return modes{}, err
-	}
-	if own.GetUsernsOptions() != nil && ownUser != m.userNS {
-		return modes{}, Invalid(modeFields+".userns_options.mode", own.GetUsernsOptions().GetMode(), "differs from the sandbox's")
 	}
 	if err := sameAsPod("network", own.GetNetwork(), m.network); err != nil {
 		return modes{}, err
@@ -155,6 +129,11 @@ func (b *builder) namespaces() ([]rspec.LinuxNamespace, error) {
 		}
 		list = append(list, rspec.LinuxNamespace{Type: kind, Path: path})
 		return nil
+	}
+	if b.modes.userNS != nil {
+		if err := join(rspec.UserNamespace, cri.NamespaceMode_POD, b.in.Namespaces.User); err != nil {
+			return nil, err
+		}
 	}
 	if err := join(rspec.NetworkNamespace, b.modes.network, b.in.Namespaces.Net); err != nil {
 		return nil, err

@@ -80,6 +80,7 @@ func pauseUser(sc *cri.LinuxSandboxSecurityContext) rspec.User {
 func pauseNamespaces(in PauseInput) []rspec.LinuxNamespace {
 	list := []rspec.LinuxNamespace{{Type: rspec.MountNamespace}, {Type: rspec.PIDNamespace}}
 	for _, ns := range []rspec.LinuxNamespace{
+		{Type: rspec.UserNamespace, Path: in.Namespaces.User},
 		{Type: rspec.NetworkNamespace, Path: in.Namespaces.Net},
 		{Type: rspec.IPCNamespace, Path: in.Namespaces.IPC},
 		{Type: rspec.UTSNamespace, Path: in.Namespaces.UTS},
