@@ -198,9 +198,6 @@ func TestRefusalsProfiles(t *testing.T) {
 
 func TestRefusalsNamespaces(t *testing.T) {
 	node, target := cri.NamespaceMode_NODE, cri.NamespaceMode_TARGET
-	userns := func(m cri.NamespaceMode, ids ...*cri.IDMapping) *cri.NamespaceOption {
-		return &cri.NamespaceOption{UsernsOptions: &cri.UserNamespace{Mode: m, Uids: ids}}
-	}
 	const f = modeFields
 	runRefusals(t, []refusal{
 		{"container on host network alone", podModes(nil, &cri.NamespaceOption{Network: node}), f + `.network "NODE": the sandbox`, nil},
@@ -213,10 +210,6 @@ func TestRefusalsNamespaces(t *testing.T) {
 		{"id without target", podModes(nil, &cri.NamespaceOption{TargetId: "x"}), f + `.target_id "x": goes only`, nil},
 		{"sandbox with target", podModes(&cri.NamespaceOption{Pid: target}, nil), f + `.pid "TARGET": a sandbox's`, nil},
 		{"sandbox network", podModes(&cri.NamespaceOption{Network: target}, nil), f + `.network "TARGET"`, nil},
-		{"user namespace", podModes(userns(cri.NamespaceMode_POD), nil), f + `.userns_options.mode "POD"`, ErrUnsupported},
-		{"user namespace of the container", podModes(nil, userns(cri.NamespaceMode_POD)), f + `.userns_options.mode "POD"`, ErrUnsupported},
-		{"user namespace mode", podModes(userns(cri.NamespaceMode_CONTAINER), nil), f + `.userns_options.mode "CONTAINER"`, nil},
-		{"user namespace mappings", podModes(userns(node, &cri.IDMapping{Length: 1}), nil), f + `.userns_options.mode "NODE": NODE goes with`, nil},
 	})
 	for kind, lost := range map[string]func(*Namespaces){
 		"network": func(n *Namespaces) { n.Net = "" }, "ipc": func(n *Namespaces) { n.IPC = "" }, "pid": func(n *Namespaces) { n.PID = "" },
@@ -226,11 +219,6 @@ func TestRefusalsNamespaces(t *testing.T) {
 		if _, _, err := Container(in); err == nil || err.Error() != "join the pod's "+kind+" namespace: it has none" {
 			t.Errorf("without a %s namespace: %v", kind, err)
 		}
-	}
-	in := base()
-	podModes(userns(node), userns(node))(&in)
-	if _, _, err := Container(in); err != nil {
-		t.Errorf("userns NODE is refused: %v", err)
 	}
 }
 
@@ -253,7 +241,6 @@ func TestRefusalsMounts(t *testing.T) {
 		{"inside /proc", mount(&cri.Mount{ContainerPath: "/proc/./self/attr", HostPath: h}), `mounts[0].container_path "/proc/./self/attr": lies inside /proc`, nil},
 		{"climbing to /proc", mount(&cri.Mount{ContainerPath: "/a/../proc/cpuinfo/x", HostPath: h}), `mounts[0].container_path "/a/../proc/cpuinfo/x"`, nil},
 		{"sub path alone", mount(&cri.Mount{ContainerPath: c, HostPath: h, ImageSubPath: "s"}), `mounts[0].image_sub_path "s"`, nil},
-		{"id mapping", mount(&cri.Mount{ContainerPath: c, HostPath: h, UidMappings: []*cri.IDMapping{{}}}), "mounts[0].uidMappings", ErrUnsupported},
 	})
 	in := base()
 	mount(&cri.Mount{ContainerPath: c, HostPath: h})(&in)
