@@ -117,7 +117,7 @@ func TestVolumeImageVanishesBeforeItIsHeld(t *testing.T) {
 	must(t, err)
 	must(t, n.Images.Remove(t.Context(), name))
 	c := &sandbox.Container{ID: newID()}
-	_, err = n.mountVolumes(c, found.volumes)
+	_, err = n.mountVolumes(&sandbox.Sandbox{}, c, found.volumes)
 	if !errors.Is(err, image.ErrNotFound) || !errors.Is(err, spec.ErrImageVolume) {
 		t.Errorf("got %v", err)
 	}
