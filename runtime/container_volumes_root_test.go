@@ -174,17 +174,17 @@ func TestRestartUnmountsImageVolumes(t *testing.T) {
 			must(t, os.MkdirAll(filepath.Join(volumesDir(n.bundleDir(c.ID)), "2"), 0o711))
 		},
 		"mounted": func(c *sandbox.Container, found containerImages) {
-			must(t, n.mountRootfs(c, found.root))
-			_, err := n.mountVolumes(c, found.volumes)
+			must(t, n.mountRootfs(sb, c, found.root))
+			_, err := n.mountVolumes(sb, c, found.volumes)
 			must(t, err)
 		},
 		"mounted, record lost": func(c *sandbox.Container, found containerImages) {
-			_, err := n.mountVolumes(c, found.volumes)
+			_, err := n.mountVolumes(sb, c, found.volumes)
 			must(t, err)
 			must(t, os.WriteFile(n.Records.Containers.Dir(c.ID)+"/container.json", []byte("{"), 0o600))
 		},
 		"half unmounted": func(c *sandbox.Container, found containerImages) {
-			at, err := n.mountVolumes(c, found.volumes)
+			at, err := n.mountVolumes(sb, c, found.volumes)
 			must(t, err)
 			must(t, rootfs.Unmount(at[2]))
 		},
