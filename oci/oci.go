@@ -32,6 +32,11 @@ var (
 	ErrExists = errors.New("container exists in the runtime")
 	// ErrNotRunning: the container's init has ended or was never started.
 	ErrNotRunning = errors.New("container is not running")
+	// ErrUnsupported: the node's monitor is of an older release that cannot do it.
+	ErrUnsupported = errors.New("unsupported by the running monitor")
+	// ErrSlow: a client read more slowly than the container wrote, by more than
+	// is kept for it, and was let go.
+	ErrSlow = errors.New("the client reads too slowly")
 	// ErrMonitorUnavailable: the node's monitor cannot be reached or started.
 	ErrMonitorUnavailable = errors.New("monitor unavailable")
 )
@@ -125,6 +130,26 @@ type ExecResult struct {
 	Truncated      bool // a stream was longer than Limit
 }
 
+// Size is that of a terminal, in characters.
+type Size struct{ Columns, Rows uint16 }
+
+// Streams are a client's ends of a session. When the session's context ends,
+// their owner makes every Read and Write on them return; a Read may outlive the
+// session until then.
+type Streams struct {
+	Stdin  io.Reader   // nil: none
+	Stdout io.Writer   // nil: dropped; with a terminal it has both streams
+	Stderr io.Writer   // nil: dropped
+	Resize <-chan Size // sizes of the client's terminal; nil: none. It need not be closed
+}
+
+// SessionRequest is one process with a client at its other end (CRI Exec). With
+// Process.Terminal it gets a pty.
+type SessionRequest struct {
+	Process *rspec.Process
+	Streams
+}
+
 // ErrExecTimeout: the exec's deadline passed and all its processes were killed.
 var ErrExecTimeout = errors.New("exec timed out")
 
@@ -145,6 +170,19 @@ type Runtime interface {
 	// after a short drain, even if a child holds its pipes. On timeout or a
 	// cancelled ctx every process of the exec is gone before it returns.
 	Exec(ctx context.Context, id string, r ExecRequest) (ExecResult, error)
+	// ExecSession runs a process with a client at its streams and returns its
+	// exit code. It ends as Exec does: with the main process, once what it wrote
+	// before is with the client; when ctx ends, with every process of the exec.
+	ExecSession(ctx context.Context, id string, r SessionRequest) (int32, error)
+	// Attach joins a client to the streams of a container's init, from now on.
+	// It returns nil when the container ends, and ctx's error when that ends:
+	// the container goes on then, but its stdin closes where IO.StdinOnce says
+	// so, as it does when s.Stdin ends. Input for a container without stdin is
+	// dropped. Many may be attached. None is
+	// waited for: one that lags by more than 1 MiB is let go with ErrSlow.
+	// ErrNotFound, ErrNotRunning, ErrUnsupported; ErrMonitorUnavailable when
+	// the monitor was lost, after which Attach works again.
+	Attach(ctx context.Context, id string, s Streams) error
 	// Update applies resources to a created or running container.
 	Update(ctx context.Context, id string, r *rspec.LinuxResources) error
 	// Delete removes the runtime's state, cgroup and the monitor's record of an

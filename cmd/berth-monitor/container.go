@@ -35,6 +35,8 @@ type container struct {
 	streams [2]*os.File // read ends; [0] is the master with a pty; nil: none
 	pumps   sync.WaitGroup
 
+	viewers viewers
+
 	once     sync.Once
 	drainEnd atomic.Pointer[time.Time] // when pumps must give up, set at the init's end
 	mu       sync.Mutex
@@ -154,11 +156,17 @@ func (p *pumping) expired() bool {
 	return false
 }
 
-func (c *container) take(stream, fd int) (int64, error) {
+// take reads up to a turn and shows it to whoever is attached.
+func (c *container) take(stream, fd int) (n int64, err error) {
 	if c.info.IO.Terminal {
-		return c.log.tape.read(stream, fd, c.buffer)
+		n, err = c.log.tape.read(stream, fd, c.buffer)
+	} else {
+		n, err = c.log.tape.fill(stream, fd)
 	}
-	return c.log.tape.fill(stream, fd)
+	if n > 0 {
+		c.show(stream, c.log.tape.last(stream, n))
+	}
+	return n, err
 }
 
 // rest takes what a pipe holds without waiting, at most its capacity, for its
@@ -199,6 +207,7 @@ func (c *container) finish(status unix.WaitStatus, at time.Time, unknown string)
 			exit.OOMKilled = status.Signaled() && status.Signal() == unix.SIGKILL && c.info.Cgroups.OOMKills() > c.info.OOMKills
 		}
 		drained := c.drain()
+		c.endViewers()
 		exit.Dropped = uint64(c.log.tape.get(wordDropped))
 		if err := monitor.WriteExit(c.info.Bundle, exit); err != nil {
 			log.Printf("exit of %s: %v", c.info.ID, err)

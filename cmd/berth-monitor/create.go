@@ -162,7 +162,7 @@ func (k *creation) await(end <-chan ended, stop func()) error {
 	k.s.mu.Unlock()
 	master := make(chan int, 1)
 	if k.console != nil {
-		go func() { master <- acceptConsole(k.console) }()
+		go func() { master <- monitor.ReceiveConsole(k.console) }()
 	}
 	e := <-end
 	k.s.mu.Lock()
@@ -189,32 +189,6 @@ func (k *creation) await(end <-chan ended, stop func()) error {
 		return errors.New("the OCI runtime sent no console")
 	}
 	return nil
-}
-
-// acceptConsole receives a pty's master; -1 when none comes.
-func acceptConsole(l *net.UnixListener) int {
-	_ = l.SetDeadline(time.Now().Add(time.Minute))
-	c, err := l.AcceptUnix()
-	if err != nil {
-		return -1
-	}
-	defer c.Close()
-	_ = c.SetDeadline(time.Now().Add(10 * time.Second))
-	oob := make([]byte, unix.CmsgSpace(4))
-	_, n, _, _, err := c.ReadMsgUnix(make([]byte, 4096), oob)
-	if err != nil {
-		return -1
-	}
-	messages, err := unix.ParseSocketControlMessage(oob[:n])
-	if err != nil || len(messages) != 1 {
-		return -1
-	}
-	fds, err := unix.ParseUnixRights(&messages[0])
-	if err != nil || len(fds) != 1 {
-		return -1
-	}
-	_ = unix.SetNonblock(fds[0], true)
-	return fds[0]
 }
 
 // complaint is what a failed create wrote to its stderr, which would have

@@ -165,6 +165,13 @@ func (s *server) talk(conn *monitor.Conn) {
 		}()
 	}
 	_ = conn.Close()
+	s.hangUp(conn)
+	go guard("connection", func() { // and what requests under way attach still
+		for range maxRequests {
+			slots <- struct{}{}
+		}
+		s.hangUp(conn)
+	})
 	s.mu.Lock()
 	if s.daemon == conn {
 		s.daemon = nil
@@ -217,6 +224,7 @@ func (s *server) handle(conn *monitor.Conn, m, a *monitor.Message) (err error) {
 		if m.Version != monitor.Version {
 			return fmt.Errorf("monitor %d speaks version %d, not %d: %w", os.Getpid(), monitor.Version, m.Version, monitor.ErrVersion)
 		}
+		a.Extensions = []string{monitor.ExtAttach}
 		return s.hello(conn)
 	case monitor.OpCreate:
 		a.Container, err = s.create(call{conn, m.ID}, m.Create)
@@ -226,6 +234,16 @@ func (s *server) handle(conn *monitor.Conn, m, a *monitor.Message) (err error) {
 		return s.reopen(conn, m.Target)
 	case monitor.OpForget:
 		return s.forget(m.Target)
+	case monitor.OpAttach:
+		return s.attach(conn, m)
+	case monitor.OpDetach:
+		return s.detach(conn, m)
+	case monitor.OpStdin:
+		c, err := s.find(m.Target)
+		if err == nil {
+			c.closeStdin()
+		}
+		return err
 	default:
 		return fmt.Errorf("unknown operation %q", m.Op)
 	}

@@ -137,6 +137,12 @@ func (t *tape) data(stream int) []byte {
 	return t.mem[t.get(wordDone+stream):t.get(wordHead+stream)]
 }
 
+// last is the n bytes that were just read of a stream.
+func (t *tape) last(stream int, n int64) []byte {
+	head := t.get(wordHead + stream)
+	return t.mem[head-n : head]
+}
+
 // fill moves up to a turn from a pipe; 0 at its end, EAGAIN when it is empty.
 func (t *tape) fill(stream int, pipe int) (int64, error) {
 	t.rewind(stream)

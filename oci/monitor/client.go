@@ -36,14 +36,16 @@ type Client struct {
 	ctx   context.Context // of the client's life
 	end   context.CancelFunc
 
-	mu      sync.Mutex
-	table   map[string]*entry // guarded by mu
-	conn    *Conn             // guarded by mu; nil while there is none
-	changed chan struct{}     // guarded by mu; closed when conn changes
-	waiting map[uint64]chan *Message
-	lastID  uint64
-	pid     int  // of the monitor, guarded by mu
-	opened  bool // guarded by mu; until then exits are kept for Restore, not told
+	mu       sync.Mutex
+	table    map[string]*entry // guarded by mu
+	conn     *Conn             // guarded by mu; nil while there is none
+	changed  chan struct{}     // guarded by mu; closed when conn changes
+	waiting  map[uint64]chan *Message
+	lastID   uint64
+	pid      int                    // of the monitor, guarded by mu
+	can      map[string]bool        // the monitor's extensions, guarded by mu
+	attached map[uint64]*Attachment // by session, of the present connection; guarded by mu
+	opened   bool                   // guarded by mu; until then exits are kept for Restore, not told
 }
 
 // Open connects to the node's monitor, starting it when there is none, and
@@ -51,7 +53,7 @@ type Client struct {
 // subreaper of what a dead monitor leaves. Close the client to release it; the
 // monitor goes on. ErrUnavailable, ErrVersion.
 func Open(ctx context.Context, o Options) (*Client, error) {
-	c := &Client{o: o, table: map[string]*entry{}, waiting: map[uint64]chan *Message{}, changed: make(chan struct{})}
+	c := &Client{o: o, table: map[string]*entry{}, waiting: map[uint64]chan *Message{}, attached: map[uint64]*Attachment{}, changed: make(chan struct{})}
 	c.ctx, c.end = context.WithCancel(context.Background())
 	r, err := startReaper(c.ctx)
 	if err != nil {
@@ -138,29 +140,44 @@ func (c *Client) Forget(ctx context.Context, id string) error {
 // call sends a request to the present monitor, waiting for one to be there,
 // and returns its answer.
 func (c *Client) call(ctx context.Context, m *Message) (*Message, error) {
+	conn, err := c.connected(ctx, m.Op)
+	if err != nil {
+		return nil, err
+	}
+	return c.exchange(ctx, conn, m)
+}
+
+// connected waits for a monitor to be there.
+func (c *Client) connected(ctx context.Context, op string) (*Conn, error) {
 	for {
 		c.mu.Lock()
 		conn, changed := c.conn, c.changed
-		if conn != nil {
-			c.mu.Unlock()
-			return c.exchange(ctx, conn, m)
-		}
 		c.mu.Unlock()
+		if conn != nil {
+			return conn, nil
+		}
 		select {
 		case <-changed:
 		case <-ctx.Done():
-			return nil, fmt.Errorf("%s: no monitor: %w: %w", m.Op, ErrUnavailable, ctx.Err())
+			return nil, fmt.Errorf("%s: no monitor: %w: %w", op, ErrUnavailable, ctx.Err())
 		case <-c.ctx.Done():
-			return nil, fmt.Errorf("%s: client is closed: %w", m.Op, ErrUnavailable)
+			return nil, fmt.Errorf("%s: client is closed: %w", op, ErrUnavailable)
 		}
 	}
 }
 
 func (c *Client) exchange(ctx context.Context, conn *Conn, m *Message, fds ...int) (*Message, error) {
-	answer := make(chan *Message, 1)
 	c.mu.Lock()
 	c.lastID++
 	m.ID = c.lastID
+	c.mu.Unlock()
+	return c.send(ctx, conn, m, fds...)
+}
+
+// send is exchange for a message that has its ID.
+func (c *Client) send(ctx context.Context, conn *Conn, m *Message, fds ...int) (*Message, error) {
+	answer := make(chan *Message, 1)
+	c.mu.Lock()
 	c.waiting[m.ID] = answer
 	c.mu.Unlock()
 	defer func() {
@@ -222,6 +239,8 @@ func (c *Client) handle(m *Message) {
 		if m.Exit != nil {
 			c.exited(*m.Exit)
 		}
+	case OpDetached:
+		c.detached(m)
 	case OpAnswer:
 		c.mu.Lock()
 		answer := c.waiting[m.ID]
@@ -239,6 +258,7 @@ func (c *Client) lost(conn *Conn, cause error) {
 	c.mu.Lock()
 	if c.conn == conn {
 		c.conn = nil
+		c.detachAll()
 	}
 	for id, answer := range c.waiting {
 		answer <- nil
@@ -277,13 +297,13 @@ func (c *Client) connect(ctx context.Context) error {
 	before := c.ids()
 	var conn *Conn
 	var known map[string]bool
-	var pid int
+	var answer *Message
 	for limit := time.Now().Add(startLimit); ; time.Sleep(10 * time.Millisecond) {
 		var err error
 		if conn, err = dialOrStart(ctx, c.o); err != nil {
 			return err
 		}
-		if known, pid, err = c.hello(conn); err == nil {
+		if known, answer, err = c.hello(conn); err == nil {
 			break
 		}
 		_ = conn.Close()
@@ -301,24 +321,27 @@ func (c *Client) connect(ctx context.Context) error {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.conn, c.pid = conn, pid
+	c.conn, c.pid, c.can = conn, answer.PID, map[string]bool{}
+	for _, e := range answer.Extensions {
+		c.can[e] = true
+	}
 	close(c.changed)
 	c.changed = make(chan struct{})
 	return nil
 }
 
 // hello is the first exchange. The monitor parks every container, then answers.
-func (c *Client) hello(conn *Conn) (known map[string]bool, pid int, err error) {
+func (c *Client) hello(conn *Conn) (known map[string]bool, answer *Message, err error) {
 	_ = conn.c.SetReadDeadline(time.Now().Add(sendLimit))
 	defer conn.c.SetReadDeadline(time.Time{})
 	if err := conn.Send(&Message{ID: 1, Op: OpHello, Version: Version}); err != nil {
-		return nil, 0, fmt.Errorf("%w: %w", ErrUnavailable, err)
+		return nil, nil, fmt.Errorf("%w: %w", ErrUnavailable, err)
 	}
 	known = map[string]bool{}
 	for {
 		m, err := conn.Receive()
 		if err != nil {
-			return nil, 0, fmt.Errorf("hello: %w: %w", ErrUnavailable, err)
+			return nil, nil, fmt.Errorf("hello: %w: %w", ErrUnavailable, err)
 		}
 		if m.Op == OpPark && m.Container != nil {
 			known[m.Container.ID] = true
@@ -326,12 +349,12 @@ func (c *Client) hello(conn *Conn) (known map[string]bool, pid int, err error) {
 		if m.Op == OpAnswer {
 			m.CloseFDs()
 			if m.Error != nil {
-				return nil, 0, fmt.Errorf("hello: %w", m.Error)
+				return nil, nil, fmt.Errorf("hello: %w", m.Error)
 			}
 			if m.Version != Version {
-				return nil, 0, fmt.Errorf("monitor %d speaks version %d, this is %d: %w", m.PID, m.Version, Version, ErrVersion)
+				return nil, nil, fmt.Errorf("monitor %d speaks version %d, this is %d: %w", m.PID, m.Version, Version, ErrVersion)
 			}
-			return known, m.PID, nil
+			return known, m, nil
 		}
 		c.handle(m)
 	}

@@ -13,6 +13,11 @@
 // new monitor does with parked descriptors. The tape is a memfd that holds what
 // was read from a container and is not in its log yet.
 //
+// An attachment is a client's view of a container's output: the monitor copies
+// to a pipe of the daemon's what it reads beside what it logs, and never waits
+// for it. Stdin and the terminal's size need no monitor: the daemon has them
+// parked.
+//
 // On disk: the socket and, beside it, <socket>.lock, held by a living monitor;
 // in each bundle monitor.json (the Container, written when it is made) and
 // exit.json (its Exit, written once, when its init has ended).
@@ -33,6 +38,10 @@ var (
 	ErrEnded = errors.New("container has ended")
 	// ErrVersion: the running monitor speaks another version of the protocol.
 	ErrVersion = errors.New("monitor speaks another version")
+	// ErrUnsupported: the running monitor is older than what was asked of it.
+	ErrUnsupported = errors.New("the running monitor is of an older release and cannot do that")
+	// ErrSlow: the reader of an attachment left its pipe full.
+	ErrSlow = errors.New("the client reads more slowly than the container writes")
 	// ErrProtocol: a message was malformed or too large.
 	ErrProtocol = errors.New("malformed message")
 )

@@ -6,7 +6,16 @@ import (
 )
 
 // Version of the protocol. It changes when an older end would misunderstand.
+// What an older end merely lacks is an extension instead: the monitor names its
+// extensions in the answer to hello, and the daemon asks for nothing else. So a
+// daemon goes on with the monitor of an older release, which cannot be replaced
+// while containers are its children.
 const Version = 1
+
+// Extensions of version 1.
+const (
+	ExtAttach = "attach" // the operations attach, detach, closestdin and detached
+)
 
 // Limits of one message.
 const (
@@ -15,17 +24,22 @@ const (
 )
 
 // Operations. A request has an ID and gets one answer with the same ID and the
-// operation "answer"; "park" and "exit" come from the monitor by themselves.
+// operation "answer"; "park", "exit" and "detached" come from the monitor by
+// themselves.
 const (
-	OpHello  = "hello"  // answered after a park for each container
-	OpCreate = "create" // spawns the OCI runtime's create
-	OpCancel = "cancel" // ends the create whose ID is in Cancel
-	OpAdopt  = "adopt"  // hands a container to a new monitor
-	OpReopen = "reopen" // reopens a container's log
-	OpForget = "forget" // drops an ended container
-	OpAnswer = "answer"
-	OpPark   = "park" // a container and its descriptors
-	OpExit   = "exit" // a container's init has ended
+	OpHello    = "hello"  // answered after a park for each container
+	OpCreate   = "create" // spawns the OCI runtime's create
+	OpCancel   = "cancel" // ends the create whose ID is in Cancel
+	OpAdopt    = "adopt"  // hands a container to a new monitor
+	OpReopen   = "reopen" // reopens a container's log
+	OpForget   = "forget" // drops an ended container
+	OpAttach   = "attach" // copies output to the pipes FDStdout and FDStderr that come along
+	OpDetach   = "detach" // ends that attachment
+	OpStdin    = "closestdin"
+	OpAnswer   = "answer"
+	OpPark     = "park"     // a container and its descriptors
+	OpExit     = "exit"     // a container's init has ended
+	OpDetached = "detached" // an attachment has ended in the monitor
 )
 
 // Names of the descriptors of a container, in Message.FDs.
@@ -47,12 +61,15 @@ type Message struct {
 	Version int    `json:"version,omitempty"`
 	PID     int    `json:"pid,omitempty"` // the monitor's, in the answer to hello
 
-	Create    *Create    `json:"create,omitempty"`
-	Cancel    uint64     `json:"cancel,omitempty"`
-	Container *Container `json:"container,omitempty"`
-	Target    string     `json:"target,omitempty"` // container id of reopen and forget
-	Exit      *Exit      `json:"exit,omitempty"`
-	Error     *Error     `json:"error,omitempty"`
+	Create     *Create    `json:"create,omitempty"`
+	Cancel     uint64     `json:"cancel,omitempty"`
+	Container  *Container `json:"container,omitempty"`
+	Target     string     `json:"target,omitempty"`     // container id of reopen, forget, attach, detach, closestdin, detached
+	Session    uint64     `json:"session,omitempty"`    // ID of the attach that detach and detached are about
+	Input      bool       `json:"input,omitempty"`      // attach: this client writes to stdin
+	Extensions []string   `json:"extensions,omitempty"` // in the answer to hello
+	Exit       *Exit      `json:"exit,omitempty"`
+	Error      *Error     `json:"error,omitempty"`
 
 	FDs []string `json:"fds,omitempty"` // names of the descriptors that come along, in order
 	fds []int
@@ -60,7 +77,7 @@ type Message struct {
 
 // Error is a refusal by the monitor.
 type Error struct {
-	Kind     string `json:"kind,omitempty"` // "exists", "notfound", "ended", "version" or empty
+	Kind     string `json:"kind,omitempty"` // "exists", "notfound", "ended", "version", "slow" or empty
 	Text     string `json:"text"`
 	Errno    int    `json:"errno,omitempty"`    // of the system call that failed
 	ExitCode int    `json:"exitCode,omitempty"` // of the OCI runtime's create
@@ -68,7 +85,7 @@ type Error struct {
 	Command  bool   `json:"command,omitempty"`  // the OCI runtime ran and failed
 }
 
-var kinds = map[string]error{"exists": ErrExists, "notfound": ErrNotFound, "ended": ErrEnded, "version": ErrVersion}
+var kinds = map[string]error{"exists": ErrExists, "notfound": ErrNotFound, "ended": ErrEnded, "version": ErrVersion, "slow": ErrSlow}
 
 func (e *Error) Error() string { return e.Text }
 

@@ -31,41 +31,60 @@ const (
 
 // running is one exec.
 type running struct {
-	r      *Runtime
-	id     string
-	req    oci.ExecRequest
+	r       *Runtime
+	id      string
+	process rspec.Process
+	stdin   io.Reader    // nil: /dev/null
+	sinks   [2]io.Writer // where its output goes; with a terminal only the first is used
+
 	group  string // its cgroup directory; empty: none
 	inside string // the container's cgroup directory
 	pid    int
 	pidfd  *os.File
-	out    [2]*collector
-	stdin  *os.File // write end; nil: none
+	ends   [3]*os.File // ours, of its streams; with a terminal the master is [1] alone
+	out    [2]*copier  // reading ends[1] and ends[2], once the process runs
+
+	connected func() // called when the streams are there; nil: nobody asks
 }
 
 // Exec implements oci.Runtime.
 func (r *Runtime) Exec(ctx context.Context, id string, req oci.ExecRequest) (oci.ExecResult, error) {
-	if req.Process == nil || len(req.Process.Args) == 0 {
-		return oci.ExecResult{}, errors.New("exec without a command")
+	stdout, stderr := &keeper{limit: req.Limit}, &keeper{limit: req.Limit}
+	x := &running{stdin: req.Stdin, sinks: [2]io.Writer{stdout, stderr}}
+	if req.Process != nil {
+		x.process = *req.Process
+	}
+	x.process.Terminal, x.process.ConsoleSize = false, nil
+	if req.Timeout > 0 {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeoutCause(ctx, req.Timeout, oci.ErrExecTimeout)
+		defer cancel()
+	}
+	code, err := r.exec(ctx, id, x)
+	if err != nil {
+		return oci.ExecResult{}, err
+	}
+	return oci.ExecResult{Stdout: stdout.buf, Stderr: stderr.buf, ExitCode: code, Truncated: stdout.cut || stderr.cut}, nil
+}
+
+// exec runs x to its end, after which nothing is written to its sinks.
+func (r *Runtime) exec(ctx context.Context, id string, x *running) (int32, error) {
+	if len(x.process.Args) == 0 {
+		return 0, errors.New("exec without a command")
 	}
 	ct, ok := r.monitor.Container(id)
 	if !ok {
-		return oci.ExecResult{}, fmt.Errorf("exec in %s: %w", id, oci.ErrNotFound)
+		return 0, fmt.Errorf("exec in %s: %w", id, oci.ErrNotFound)
 	}
 	if ct.Exit != nil {
-		return oci.ExecResult{}, fmt.Errorf("exec in %s: %w", id, oci.ErrNotRunning)
+		return 0, fmt.Errorf("exec in %s: %w", id, oci.ErrNotRunning)
 	}
-	limited := ctx
-	if req.Timeout > 0 {
-		var cancel context.CancelFunc
-		limited, cancel = context.WithTimeoutCause(ctx, req.Timeout, oci.ErrExecTimeout)
-		defer cancel()
-	}
-	x := &running{r: r, id: id, req: req, inside: ct.Cgroups.Kill()}
+	x.r, x.id, x.inside = r, id, ct.Cgroups.Kill()
 	defer x.close()
-	if err := x.start(limited, ct); err != nil {
-		return oci.ExecResult{}, x.failed(limited, err)
+	if err := x.start(ctx, ct); err != nil {
+		return 0, x.failed(ctx, err)
 	}
-	return x.wait(limited)
+	return x.wait(ctx)
 }
 
 // failed decides between the failure itself and the end of the time.
@@ -84,9 +103,7 @@ func (x *running) start(ctx context.Context, ct monitor.Container) error {
 	name := x.r.nextExec()
 	pidFile := filepath.Join(ct.Bundle, name+".pid")
 	defer os.Remove(pidFile)
-	process := *x.req.Process
-	process.Terminal, process.ConsoleSize = false, nil
-	spec, err := memfile("process.json", &process)
+	spec, err := memfile("process.json", &x.process)
 	if err != nil {
 		return err
 	}
@@ -96,28 +113,54 @@ func (x *running) start(ctx context.Context, ct monitor.Container) error {
 		return err
 	}
 	defer said.Close()
-	stdio, err := x.pipes(x.req.Process.User)
+	args := []string{"--root", x.r.root, "--log", "/proc/self/fd/4", "--log-format", "json",
+		"exec", "--detach", "--process", "/proc/self/fd/3", "--pid-file", pidFile}
+	var c *console
+	if x.process.Terminal {
+		if c, err = listenConsole(x.r.monitor.ConsoleSocket()); err != nil {
+			return err
+		}
+		defer c.close()
+		args = append(args, "--console-socket", c.path)
+	}
+	args = append(args, x.makeGroup(ct, name)...)
+	cmd := exec.Command(x.r.binary, append(args, x.id)...)
+	cmd.ExtraFiles = []*os.File{spec, said}
+	if err = x.spawn(ctx, cmd); err == nil || !errors.Is(err, errSpawn) {
+		err = x.adopt(cmd, pidFile, said, err)
+	}
 	if err != nil {
 		return err
 	}
-	args := []string{"--root", x.r.root, "--log", "/proc/self/fd/4", "--log-format", "json",
-		"exec", "--detach", "--process", "/proc/self/fd/3", "--pid-file", pidFile}
-	args = append(args, x.makeGroup(ct, name)...)
-	cmd := exec.Command(x.r.binary, append(args, x.id)...)
-	cmd.Stdin, cmd.Stdout, cmd.Stderr = stdio[0], stdio[1], stdio[2]
-	cmd.ExtraFiles = []*os.File{spec, said}
-	err = cmd.Start()
-	for _, f := range stdio {
-		_ = f.Close()
+	if c != nil {
+		if x.ends[1], err = c.receive(); err != nil {
+			_ = x.killAll()
+			return err
+		}
 	}
+	x.connect()
+	return nil
+}
+
+// errSpawn: the binary did not even begin.
+var errSpawn = errors.New("start the OCI runtime")
+
+// spawn runs the binary's exec with the streams of the process to be, until it
+// has left that process behind.
+func (x *running) spawn(ctx context.Context, cmd *exec.Cmd) error {
+	stdio, err := x.stdio()
 	if err != nil {
-		return &oci.ExecError{Args: cmd.Args, ExitCode: -1, Err: err}
+		return fmt.Errorf("%w: %w", errSpawn, err)
 	}
-	x.feed()
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = stdio[0], stdio[1], stdio[2]
+	err = cmd.Start()
+	closeFiles(stdio)
+	if err != nil {
+		return fmt.Errorf("%w: %w", errSpawn, &oci.ExecError{Args: cmd.Args, ExitCode: -1, Err: err})
+	}
 	stop := context.AfterFunc(ctx, func() { _ = cmd.Process.Kill() })
-	err = cmd.Wait()
-	stop()
-	return x.adopt(cmd, pidFile, said, err)
+	defer stop()
+	return cmd.Wait()
 }
 
 // adopt takes over the process that the binary left, by its pid file.
@@ -141,11 +184,10 @@ func (x *running) adopt(cmd *exec.Cmd, pidFile string, said *os.File, failure er
 	}
 	_, _ = said.Seek(0, io.SeekStart)
 	e := &oci.ExecError{Args: cmd.Args, ExitCode: -1, Stderr: bounded(errorsOf(said))}
-	if e.Stderr == "" {
-		for _, c := range x.out {
-			c.finish(drainLimit)
-		}
-		e.Stderr = bounded(plainLog(string(x.out[1].bytes())))
+	if f := x.ends[2]; e.Stderr == "" && f != nil {
+		_ = f.SetReadDeadline(time.Now().Add(drainLimit))
+		text, _ := io.ReadAll(io.LimitReader(f, tailLimit))
+		e.Stderr = bounded(plainLog(string(text)))
 	}
 	var exit *exec.ExitError
 	if errors.As(failure, &exit) {
@@ -155,12 +197,12 @@ func (x *running) adopt(cmd *exec.Cmd, pidFile string, said *os.File, failure er
 	return e
 }
 
-// wait returns when the main process has ended and its output is read, or when
-// the time is over and everything is killed.
-func (x *running) wait(ctx context.Context) (oci.ExecResult, error) {
+// wait returns when the main process has ended and its output is delivered, or
+// when the time is over and everything is killed.
+func (x *running) wait(ctx context.Context) (int32, error) {
 	raw, err := x.pidfd.SyscallConn()
 	if err != nil {
-		return oci.ExecResult{}, fmt.Errorf("wait for exec in %s: %w", x.id, err)
+		return 0, fmt.Errorf("wait for exec in %s: %w", x.id, err)
 	}
 	stop := context.AfterFunc(ctx, func() { _ = x.pidfd.SetReadDeadline(time.Unix(1, 0)) })
 	err = raw.Read(func(fd uintptr) bool { return ready(int(fd)) })
@@ -169,22 +211,21 @@ func (x *running) wait(ctx context.Context) (oci.ExecResult, error) {
 		kerr := x.killAll()
 		x.reap()
 		if kerr != nil {
-			return oci.ExecResult{}, fmt.Errorf("%w (and %w)", context.Cause(ctx), kerr)
+			return 0, fmt.Errorf("%w (and %w)", context.Cause(ctx), kerr)
 		}
-		return oci.ExecResult{}, context.Cause(ctx)
+		return 0, context.Cause(ctx)
 	}
 	status, ok := x.reap()
 	if !ok {
-		return oci.ExecResult{}, fmt.Errorf("exit status of an exec in %s is lost", x.id)
+		return 0, fmt.Errorf("exit status of an exec in %s is lost", x.id)
 	}
-	res := oci.ExecResult{ExitCode: monitor.Code(status)}
 	limit := time.Now().Add(drainLimit)
 	for _, c := range x.out {
-		c.finish(time.Until(limit))
+		if c != nil {
+			c.finish(time.Until(limit))
+		}
 	}
-	res.Stdout, res.Stderr = x.out[0].bytes(), x.out[1].bytes()
-	res.Truncated = x.out[0].cut || x.out[1].cut
-	return res, nil
+	return monitor.Code(status), nil
 }
 
 func ready(fd int) bool {
@@ -229,12 +270,10 @@ func (x *running) killAll() error {
 func (x *running) close() {
 	for _, c := range x.out {
 		if c != nil {
-			c.close()
+			c.stop()
 		}
 	}
-	if x.stdin != nil {
-		_ = x.stdin.Close()
-	}
+	closeFiles(x.ends)
 	if x.pidfd != nil {
 		_ = x.pidfd.Close()
 	}

@@ -15,103 +15,133 @@ import (
 	"berth/oci/monitor"
 )
 
-// pipes makes the streams of an exec, owned by its user, and begins to read
-// them. The result is the process's ends.
-func (x *running) pipes(u rspec.User) (stdio [3]*os.File, err error) {
+// stdio makes the streams of an exec and returns the process's ends. With a
+// terminal they are for the binary alone, whose complaints go to its log.
+func (x *running) stdio() (stdio [3]*os.File, err error) {
 	defer func() {
 		if err != nil {
-			for _, f := range stdio {
-				if f != nil {
-					_ = f.Close()
-				}
-			}
+			closeFiles(stdio)
 		}
 	}()
-	for i := range x.out {
-		r, w, err := os.Pipe()
-		if err != nil {
-			return stdio, fmt.Errorf("make pipe: %w", err)
-		}
-		stdio[1+i], x.out[i] = w, collect(r, x.req.Limit)
-		if err := own(w, u); err != nil {
-			return stdio, err
-		}
-	}
-	if x.req.Stdin == nil {
+	if x.stdin == nil || x.process.Terminal {
 		stdio[0], err = os.Open(os.DevNull)
-		return stdio, err
+	} else {
+		stdio[0], x.ends[0], err = ownedPipe(x.process.User, false)
 	}
-	if stdio[0], x.stdin, err = os.Pipe(); err != nil {
-		return stdio, fmt.Errorf("make pipe: %w", err)
+	for i := 1; i < 3 && err == nil; i++ {
+		if x.process.Terminal {
+			stdio[i], err = os.OpenFile(os.DevNull, os.O_WRONLY, 0)
+		} else {
+			x.ends[i], stdio[i], err = ownedPipe(x.process.User, true)
+		}
 	}
-	return stdio, own(stdio[0], u)
+	return stdio, err
 }
 
-func own(f *os.File, u rspec.User) error {
-	if err := f.Chown(int(u.UID), int(u.GID)); err != nil {
-		return fmt.Errorf("give pipe to uid %d: %w", u.UID, err)
+// ownedPipe is a pipe of which the process's end is its user's, so that it may
+// be opened again by /dev/stderr and alike.
+func ownedPipe(u rspec.User, writes bool) (r, w *os.File, err error) {
+	if r, w, err = os.Pipe(); err != nil {
+		return nil, nil, fmt.Errorf("make pipe: %w", err)
 	}
-	return nil
+	theirs := r
+	if writes {
+		theirs = w
+	}
+	if err := theirs.Chown(int(u.UID), int(u.GID)); err != nil {
+		closeFiles([3]*os.File{r, w})
+		return nil, nil, fmt.Errorf("give pipe to uid %d: %w", u.UID, err)
+	}
+	return r, w, nil
 }
 
-// feed copies the request's stdin until its end or the exec's. The copy may
-// outlive the exec while Stdin itself blocks; the reader's owner ends that.
-func (x *running) feed() {
+func closeFiles(files [3]*os.File) {
+	for _, f := range files {
+		if f != nil {
+			_ = f.Close()
+		}
+	}
+}
+
+// connect begins to move bytes. The copy of stdin may outlive the exec while
+// its Reader itself blocks; the reader's owner ends that.
+func (x *running) connect() {
+	for i, f := range x.ends[1:] {
+		if f != nil {
+			x.out[i] = copyTo(f, x.sinks[i])
+		}
+	}
+	if x.connected != nil {
+		x.connected()
+	}
 	if x.stdin == nil {
 		return
 	}
-	in, out := x.req.Stdin, x.stdin
+	in, pipe := x.stdin, x.ends[0]
+	if x.process.Terminal {
+		// The end of a client's input is no end of a terminal.
+		go feed(x.ends[1], in)
+		return
+	}
 	go func() {
-		_, _ = io.Copy(out, in)
-		_ = out.Close()
+		defer pipe.Close()
+		feed(pipe, in)
 	}()
 }
 
-// collector reads a stream to its end and keeps its beginning.
-type collector struct {
-	f     *os.File
-	limit int64
-	done  chan struct{}
-	buf   []byte // the reader's until done
-	cut   bool   // the reader's until done
+// feed copies a client's input. When nobody takes it any more it is still
+// read, for the client may send more over the same connection.
+func feed(to *os.File, from io.Reader) {
+	if _, err := io.Copy(to, from); err != nil {
+		_, _ = io.Copy(io.Discard, from)
+	}
+}
+
+// copier reads a stream to its end and writes it to a sink. When the sink takes
+// no more the stream is still read.
+type copier struct {
+	f    *os.File
+	sink io.Writer
+	done chan struct{}
 }
 
 // chunks are borrowed while a stream is read.
 var chunks = sync.Pool{New: func() any { b := make([]byte, 32<<10); return &b }}
 
-func collect(f *os.File, limit int64) *collector {
-	c := &collector{f: f, limit: limit, done: make(chan struct{})}
+func copyTo(f *os.File, sink io.Writer) *copier {
+	c := &copier{f: f, sink: sink, done: make(chan struct{})}
 	go c.run()
 	return c
 }
 
-func (c *collector) run() {
+func (c *copier) run() {
 	defer close(c.done)
 	chunk := chunks.Get().(*[]byte)
 	defer chunks.Put(chunk)
 	for {
 		n, err := c.f.Read(*chunk)
-		c.keep((*chunk)[:n])
+		c.write((*chunk)[:n])
 		if errors.Is(err, os.ErrDeadlineExceeded) {
 			c.rest(*chunk)
 			return
 		}
-		if err != nil {
+		if err != nil { // of a pty EIO: no process has it any more
 			return
 		}
 	}
 }
 
-func (c *collector) keep(b []byte) {
-	room := max(0, c.limit-int64(len(c.buf)))
-	if int64(len(b)) > room {
-		b, c.cut = b[:room], true
+func (c *copier) write(b []byte) {
+	if len(b) == 0 {
+		return
 	}
-	c.buf = append(c.buf, b...)
+	if _, err := c.sink.Write(b); err != nil {
+		c.sink = io.Discard
+	}
 }
 
 // rest takes what is in the pipe without waiting, at most its capacity.
-func (c *collector) rest(chunk []byte) {
+func (c *copier) rest(chunk []byte) {
 	raw, err := c.f.SyscallConn()
 	if err != nil {
 		return
@@ -122,24 +152,41 @@ func (c *collector) rest(chunk []byte) {
 			if n <= 0 || err != nil {
 				return
 			}
-			c.keep(chunk[:n])
+			c.write(chunk[:n])
 			total += n
 		}
 	})
 }
 
-// finish waits for the stream's end, but only for so long.
-func (c *collector) finish(limit time.Duration) {
+// finish waits for the stream's end, but only for so long, and then until what
+// was in it is written.
+func (c *copier) finish(limit time.Duration) {
 	_ = c.f.SetReadDeadline(time.Now().Add(limit))
 	<-c.done
 }
 
-func (c *collector) bytes() []byte { return c.buf }
+func (c *copier) wait() { <-c.done }
 
-func (c *collector) close() {
+// stop ends the copy now, or when the sink lets it.
+func (c *copier) stop() {
 	_ = c.f.SetReadDeadline(time.Unix(1, 0))
 	<-c.done
-	_ = c.f.Close()
+}
+
+// keeper is a sink that keeps the beginning of a stream.
+type keeper struct {
+	limit int64
+	buf   []byte
+	cut   bool // there was more
+}
+
+func (k *keeper) Write(b []byte) (int, error) {
+	n := len(b)
+	if room := max(0, k.limit-int64(len(k.buf))); int64(n) > room {
+		b, k.cut = b[:room], true
+	}
+	k.buf = append(k.buf, b...)
+	return n, nil
 }
 
 // makeGroup makes the exec's own cgroup and returns the binary's options for

@@ -211,6 +211,7 @@ func (r *Runtime) started(id string) bool {
 func asOCI(err error) error {
 	for from, to := range map[error]error{
 		monitor.ErrNotFound: oci.ErrNotFound, monitor.ErrEnded: oci.ErrNotRunning, monitor.ErrUnavailable: oci.ErrMonitorUnavailable,
+		monitor.ErrUnsupported: oci.ErrUnsupported, monitor.ErrSlow: oci.ErrSlow,
 	} {
 		if errors.Is(err, from) {
 			return fmt.Errorf("%w: %w", to, err)

@@ -255,3 +255,14 @@ func ExecProcess(base *rspec.Process, args []string) *rspec.Process {
 	}
 	return &p
 }
+
+// ExecTerminal is ExecProcess with a terminal. As for a container with one, TERM
+// is xterm unless the environment has it.
+func ExecTerminal(base *rspec.Process, args []string) *rspec.Process {
+	p := ExecProcess(base, args)
+	p.Terminal = true
+	if !slices.ContainsFunc(p.Env, func(e string) bool { return strings.HasPrefix(e, "TERM=") }) {
+		p.Env = append(p.Env, "TERM=xterm")
+	}
+	return p
+}

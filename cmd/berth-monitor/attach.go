@@ -1,0 +1,205 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"log"
+	"net"
+	"sync"
+
+	"golang.org/x/sys/unix"
+
+	"berth/oci/monitor"
+)
+
+// viewers are the attachments to one container. Without any it is one nil map:
+// an idle container pays nothing.
+type viewers struct {
+	mu       sync.Mutex
+	sessions map[call]*viewer // guarded by mu
+	ended    bool             // guarded by mu; none can come any more
+}
+
+// viewer is one attachment: pipes that never block, of which the daemon reads
+// the other ends. Its client is slow when one is full.
+type viewer struct {
+	out   [2]int // -1: not wanted
+	input bool   // its client writes to stdin
+}
+
+func (v *viewer) close() {
+	for i, fd := range v.out {
+		if fd >= 0 {
+			_ = unix.Close(fd)
+			v.out[i] = -1
+		}
+	}
+}
+
+// attach begins a copy of what the container writes from now on.
+func (s *server) attach(conn *monitor.Conn, m *monitor.Message) error {
+	c, err := s.find(m.Target)
+	if err != nil {
+		return err
+	}
+	fds := m.Take()
+	v := &viewer{out: [2]int{take(fds, monitor.FDStdout), take(fds, monitor.FDStderr)}, input: m.Input}
+	for _, fd := range fds {
+		_ = unix.Close(fd)
+	}
+	for _, fd := range v.out {
+		if fd >= 0 {
+			_ = unix.SetNonblock(fd, true)
+		}
+	}
+	c.viewers.mu.Lock()
+	defer c.viewers.mu.Unlock()
+	if c.viewers.ended {
+		v.close()
+		return fmt.Errorf("attach to %s: %w", m.Target, monitor.ErrEnded)
+	}
+	if c.viewers.sessions == nil {
+		c.viewers.sessions = map[call]*viewer{}
+	}
+	c.viewers.sessions[call{conn, m.ID}] = v
+	return nil
+}
+
+// detach ends an attachment. One that is over already is no error.
+func (s *server) detach(conn *monitor.Conn, m *monitor.Message) error {
+	c, err := s.find(m.Target)
+	if errors.Is(err, monitor.ErrNotFound) {
+		return nil
+	}
+	if err == nil {
+		c.drop(call{conn, m.Session})
+	}
+	return err
+}
+
+// hangUp ends the attachments of a connection that is over.
+func (s *server) hangUp(conn *monitor.Conn) {
+	s.mu.Lock()
+	var all []*container
+	for _, c := range s.containers {
+		if c != nil {
+			all = append(all, c)
+		}
+	}
+	s.mu.Unlock()
+	for _, c := range all {
+		c.viewers.mu.Lock()
+		var keys []call
+		for k := range c.viewers.sessions {
+			if k.conn == conn {
+				keys = append(keys, k)
+			}
+		}
+		c.viewers.mu.Unlock()
+		for _, k := range keys {
+			c.drop(k)
+		}
+	}
+}
+
+// drop forgets a viewer. A stdin that was for one client ends with it.
+func (c *container) drop(k call) {
+	c.viewers.mu.Lock()
+	v, ok := c.viewers.sessions[k]
+	c.viewers.remove(k)
+	c.viewers.mu.Unlock()
+	if ok && v.input {
+		c.closeStdin()
+	}
+}
+
+// remove takes a viewer out. The caller holds mu.
+func (vs *viewers) remove(k call) {
+	if v, ok := vs.sessions[k]; ok {
+		v.close()
+		delete(vs.sessions, k)
+	}
+	if len(vs.sessions) == 0 {
+		vs.sessions = nil
+	}
+}
+
+// closeStdin closes the stdin of a container where it is for one client only
+// and no pty, as CRI's stdin_once says.
+func (c *container) closeStdin() {
+	if !c.info.IO.StdinOnce || c.info.IO.Terminal {
+		return
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.stdin >= 0 && !c.gone {
+		_ = unix.Close(c.stdin)
+		c.stdin = -1
+	}
+}
+
+// show copies bytes that were just read to every viewer of the stream. It never
+// waits: a viewer whose pipe is full is dropped and told so, one whose daemon
+// has gone is dropped.
+func (c *container) show(stream int, b []byte) {
+	c.viewers.mu.Lock()
+	defer c.viewers.mu.Unlock()
+	for k, v := range c.viewers.sessions {
+		if v.out[stream] < 0 {
+			continue
+		}
+		if err := writeAll(v.out[stream], b); err != nil {
+			c.viewers.remove(k)
+			slow := err == unix.EAGAIN
+			go guard("attachment of "+c.info.ID, func() {
+				if v.input {
+					c.closeStdin()
+				}
+				if slow {
+					c.tellDetached(k, fmt.Errorf("attachment to %s: %w", c.info.ID, monitor.ErrSlow))
+				}
+			})
+		}
+	}
+}
+
+func writeAll(fd int, b []byte) error {
+	for len(b) > 0 {
+		n, err := unix.Write(fd, b)
+		if err == unix.EINTR {
+			continue
+		}
+		if err != nil {
+			return err
+		}
+		b = b[n:]
+	}
+	return nil
+}
+
+// endViewers ends every attachment: all output has been shown.
+func (c *container) endViewers() {
+	c.viewers.mu.Lock()
+	keys := make([]call, 0, len(c.viewers.sessions))
+	for k := range c.viewers.sessions {
+		keys = append(keys, k)
+	}
+	for _, k := range keys {
+		c.viewers.remove(k)
+	}
+	c.viewers.ended = true
+	c.viewers.mu.Unlock()
+	for _, k := range keys {
+		go guard("attachment of "+c.info.ID, func() { c.tellDetached(k, nil) })
+	}
+}
+
+func (c *container) tellDetached(k call, cause error) {
+	m := &monitor.Message{Op: monitor.OpDetached, Target: c.info.ID, Session: k.id}
+	if cause != nil {
+		m.Error = refusal(cause)
+	}
+	if err := k.conn.Send(m); err != nil && !errors.Is(err, net.ErrClosed) {
+		log.Print(err)
+	}
+}
