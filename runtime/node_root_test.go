@@ -24,6 +24,7 @@ import (
 	"berth/oci/runc"
 	"berth/runtime/config"
 	"berth/runtime/resolve"
+	"berth/runtime/streaming"
 	"berth/sandbox"
 	"berth/sandbox/leakcheck"
 	"berth/sandbox/namespaces"
@@ -236,6 +237,8 @@ func (n *node) open() {
 	must(n.t, err)
 	p.Network, err = network.New(network.Options{ConfDir: n.dir + "/net.d", BinDirs: []string{n.dir + "/bin"},
 		CacheDir: n.cfg.Root + "/cni", Timeout: 30 * time.Second})
+	must(n.t, err)
+	p.Streams, err = streaming.New(streaming.Options{Address: "127.0.0.1:0", Lifetime: time.Minute, Idle: time.Hour})
 	must(n.t, err)
 	p.Host, err = resolve.HostFacts()
 	must(n.t, err)

@@ -52,6 +52,7 @@ func (s *Service) StopPodSandbox(ctx context.Context, req *cri.StopPodSandboxReq
 // first line on no container can be made in the pod.
 func (s *Service) stopSandbox(ctx context.Context, op *operation.Operation, id string) error {
 	s.markStopped(id)
+	s.podLife.end(id)
 	op.Step("stop containers")
 	if err := s.stopContainersOf(ctx, id); err != nil {
 		return err

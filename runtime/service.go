@@ -24,6 +24,7 @@ import (
 	"berth/runtime/config"
 	"berth/runtime/operation"
 	"berth/runtime/stats"
+	"berth/runtime/streaming"
 	"berth/sandbox"
 )
 
@@ -46,6 +47,7 @@ type Parts struct {
 	Host      spec.Host
 	AppArmor  *apparmor.Default // nil on a node without AppArmor
 	PauseDir  string            // rootfs of pause containers
+	Streams   *streaming.Server
 }
 
 // Service is CRI's RuntimeService.
@@ -60,6 +62,7 @@ type Service struct {
 	exits      exits
 	starts     starts
 	events     events
+	podLife    podLife
 	stats      *stats.Collector
 	cdi        *cdi.Devices
 	handlers   []*cri.RuntimeHandler
@@ -93,6 +96,7 @@ func New(p Parts) (*Service, error) {
 		exits:      exits{waiting: map[string]chan struct{}{}},
 		starts:     starts{running: map[string]*oci.Exit{}},
 		events:     events{subscribers: map[*subscriber]bool{}, stamps: map[string]int64{}},
+		podLife:    podLife{pods: map[string]life{}},
 		stats:      stats.NewCollector(stats.OpenCgroups(stats.DefaultRoot), rootfs.Usage),
 	}
 	p.Records.Containers.Watch(s.containerChanged)
@@ -100,9 +104,10 @@ func New(p Parts) (*Service, error) {
 	return s, nil
 }
 
-// Close waits for running operations until ctx ends, but for no grace period.
-// Containers go on. To be called once.
+// Close ends streaming sessions and waits for running operations until ctx ends,
+// but for no grace period. Containers go on. To be called once.
 func (s *Service) Close(ctx context.Context) {
+	s.Streams.Close()
 	close(s.closing)
 	s.operations.Wait(ctx)
 	done := make(chan struct{})

@@ -13,6 +13,7 @@ import (
 	"berth/network"
 	"berth/oci"
 	"berth/oci/spec"
+	"berth/runtime/streaming"
 	"berth/sandbox"
 	"berth/sandbox/namespaces"
 )
@@ -36,10 +37,13 @@ var codeOf = []struct {
 	{context.Canceled, codes.Canceled},
 	{oci.ErrExecTimeout, codes.DeadlineExceeded},
 	{image.ErrNoSpace, codes.ResourceExhausted},
+	{streaming.ErrTooMany, codes.ResourceExhausted},
+	{streaming.ErrClosed, codes.Unavailable},
 	{syscall.ENOSPC, codes.ResourceExhausted},
 	{syscall.EDQUOT, codes.ResourceExhausted},
 	{errInvalid, codes.InvalidArgument},
 	{spec.ErrUnsupported, codes.Unimplemented},
+	{oci.ErrUnsupported, codes.Unimplemented},
 	{namespaces.ErrInvalid, codes.InvalidArgument},
 	{network.ErrInvalid, codes.InvalidArgument},
 	{image.ErrInvalidReference, codes.InvalidArgument},

@@ -24,6 +24,7 @@ var rooms = map[string][]string{
 	"berth/runtime/resolve":    {"berth/oci/spec"},
 	"berth/runtime/stats":      {},
 	"berth/runtime/metrics":    {"berth/runtime/stats"},
+	"berth/runtime/streaming":  {"berth/oci"},
 	"berth/sandbox":            {},
 	"berth/sandbox/namespaces": {},
 	"berth/sandbox/leakcheck":  {},

@@ -50,6 +50,7 @@ func serve(cfg config.Config) error {
 	}
 	logrus.SetLevel(level)
 	log := logrus.NewEntry(logrus.StandardLogger())
+	quietKlog(log)
 	notify := takeNotify()
 
 	monitor.DefaultThreadSignals()
@@ -150,6 +151,10 @@ func assemble(ctx context.Context, cfg config.Config, log *logrus.Entry) (*assem
 		}
 	}
 	parts.Host.Rlimits = resolve.Nofile(cfg.Runtime.NofileSoft, cfg.Runtime.NofileHard)
+	if parts.Streams, err = listenStreams(cfg.Streaming); err != nil {
+		return nil, err
+	}
+	d.closers = append(d.closers, parts.Streams.Close)
 	if err := d.handlers(ctx, cfg, log, &parts); err != nil {
 		return nil, err
 	}

@@ -32,6 +32,7 @@ func main() {
 	focus := flag.String("focus", "", "run only specs that match this regular expression")
 	procs := flag.Int("procs", 3, "specs run at once")
 	report := flag.String("report", "", "also keep ginkgo's JSON report in this file")
+	websocket := flag.Bool("websocket", false, "let the streaming specs speak WebSocket instead of SPDY")
 	verbose := flag.Bool("v", false, "show critest's own output")
 	driver := flag.String("cgroup-driver", "cgroupfs", "of the daemon: cgroupfs or systemd")
 	flag.Parse()
@@ -41,7 +42,7 @@ func main() {
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 	defer stop()
-	if err := run(ctx, suite{focus: *focus, procs: *procs, report: *report, driver: *driver, verbose: *verbose}); err != nil {
+	if err := run(ctx, suite{focus: *focus, procs: *procs, report: *report, websocket: *websocket, driver: *driver, verbose: *verbose}); err != nil {
 		fmt.Fprintln(os.Stderr, "critest:", err)
 		os.Exit(1)
 	}
@@ -54,7 +55,7 @@ var errSpecs = errors.New("conformance is not complete")
 type suite struct {
 	focus, report, digest, driver string
 	procs                         int
-	verbose                       bool
+	websocket, verbose            bool
 }
 
 func run(ctx context.Context, s suite) (err error) {
@@ -109,6 +110,9 @@ func (s suite) execute(ctx context.Context, n *node.Node) ([]types.Report, error
 	args = append(args, filepath.Join(n.Deps, "bin", "critest.test"), "--",
 		"-runtime-endpoint="+endpoint, "-image-endpoint="+endpoint, "-digest-image="+s.digest,
 		"-config="+filepath.Join(n.Dir, "crictl.yaml"))
+	if s.websocket {
+		args = append(args, "-websocket-exec", "-websocket-attach", "-websocket-portforward")
+	}
 	cmd := exec.CommandContext(ctx, filepath.Join(n.Deps, "bin", "ginkgo"), args...)
 	cmd.Env = append(os.Environ(), "TMPDIR="+n.LogDir())
 	path, err := withSudo(n.Dir)

@@ -20,7 +20,7 @@ func TestJudgeCountsByGroup(t *testing.T) {
 	res := judge([]types.Report{{SpecReports: types.SpecReports{
 		spec(types.SpecStatePassed, "", "[k8s.io] Container", "works"),
 		spec(types.SpecStatePassed, "", "[k8s.io] Multiple Containers [Conformance]", "works"),
-		spec(types.SpecStateSkipped, "", "[k8s.io] Streaming", "runtime should support attach"),
+		spec(types.SpecStateSkipped, "", "[k8s.io] Speed", "benchmark of pods"),
 		spec(types.SpecStateSkipped, "no AppArmor", "[k8s.io] AppArmor", "works"),
 	}}}, false)
 	if !res.ok() || len(res.rows) != 4 {
@@ -28,7 +28,7 @@ func TestJudgeCountsByGroup(t *testing.T) {
 	}
 	var out strings.Builder
 	res.print(&out)
-	for _, want := range []string{"Multiple Containers ", "Exec, Attach and PortForward streaming are not built yet (1)", "no AppArmor (1)"} {
+	for _, want := range []string{"Multiple Containers ", "benchmarks are no conformance (1)", "no AppArmor (1)"} {
 		if !strings.Contains(out.String(), want) {
 			t.Errorf("the table lacks %q:\n%s", want, out.String())
 		}
@@ -44,7 +44,7 @@ func TestJudgeRefusesFailuresAndStrangeSkips(t *testing.T) {
 		"panic":                       spec(types.SpecStatePanicked, "wrong", "[k8s.io] Container", "breaks"),
 		"skips itself":                spec(types.SpecStateSkipped, "not implemented", "[k8s.io] Container", "hides"),
 		"never ran":                   spec(types.SpecStateSkipped, "", "[k8s.io] Container", "left out"),
-		"excluded, but ran and broke": spec(types.SpecStateFailed, "wrong", "[k8s.io] Streaming", "breaks"),
+		"excluded, but ran and broke": spec(types.SpecStateFailed, "wrong", "[k8s.io] Speed", "benchmark breaks"),
 		"suite setup":                 suiteSetup,
 	} {
 		res := judge([]types.Report{{SpecReports: types.SpecReports{passed, bad}}}, false)

@@ -10,6 +10,7 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"strings"
@@ -24,14 +25,15 @@ var ErrInvalid = errors.New("invalid configuration")
 
 // Config is the whole file. Every key has a default; see Default.
 type Config struct {
-	Root     string  `toml:"root" comment:"Records, images and writable layers; survives a reboot. One daemon per root."`
-	State    string  `toml:"state" comment:"Sockets, pinned namespaces, mounts and bundles; on a filesystem that a reboot empties."`
-	Socket   string  `toml:"socket" comment:"The CRI socket, mode 0660 root:root."`
-	LogLevel string  `toml:"log_level" comment:"trace, debug, info, warning or error."`
-	Monitor  string  `toml:"monitor" comment:"The berth-monitor binary. Empty: the one beside the berth binary."`
-	CNI      CNI     `toml:"cni" comment:"Pod networks."`
-	Image    Image   `toml:"image" comment:"Pulling and keeping images."`
-	Runtime  Runtime `toml:"runtime" comment:"Sandboxes and containers."`
+	Root      string    `toml:"root" comment:"Records, images and writable layers; survives a reboot. One daemon per root."`
+	State     string    `toml:"state" comment:"Sockets, pinned namespaces, mounts and bundles; on a filesystem that a reboot empties."`
+	Socket    string    `toml:"socket" comment:"The CRI socket, mode 0660 root:root."`
+	LogLevel  string    `toml:"log_level" comment:"trace, debug, info, warning or error."`
+	Monitor   string    `toml:"monitor" comment:"The berth-monitor binary. Empty: the one beside the berth binary."`
+	CNI       CNI       `toml:"cni" comment:"Pod networks."`
+	Image     Image     `toml:"image" comment:"Pulling and keeping images."`
+	Streaming Streaming `toml:"streaming" comment:"The server of exec, attach and port-forward, which the kubelet is sent to."`
+	Runtime   Runtime   `toml:"runtime" comment:"Sandboxes and containers."`
 }
 
 // CNI says where networks are configured.
@@ -90,6 +92,16 @@ type Handler struct {
 	CgroupWritable               bool   `toml:"cgroup_writable" comment:"Let containers that are not privileged write to their own cgroup (cgroup v2 only)."`
 }
 
+// Streaming configures package runtime/streaming.
+type Streaming struct {
+	Address     string   `toml:"address" comment:"IP address to listen on. Kubelet and crictl dial it from the node, so loopback will do; of 0.0.0.0 and :: they are told the loopback address."`
+	Port        int      `toml:"port" comment:"TCP port; 0: any free one, another after each start."`
+	TLSCert     string   `toml:"tls_cert" comment:"PEM file of the certificate to serve over TLS. Empty: no TLS."`
+	TLSKey      string   `toml:"tls_key" comment:"PEM file of its key; set with tls_cert."`
+	URLLifetime Duration `toml:"url_lifetime" comment:"How long the URL of an exec, attach or port-forward waits for its one client."`
+	IdleTimeout Duration `toml:"idle_timeout" comment:"A session without a byte in either direction for this long is ended."`
+}
+
 // Duration is a time.Duration written as "30s" or "5m".
 type Duration time.Duration
 
@@ -110,6 +122,7 @@ func Default() Config {
 		CNI: CNI{ConfDir: "/etc/cni/net.d", BinDirs: []string{"/opt/cni/bin"}, Timeout: Duration(2 * time.Minute)},
 		Image: Image{MaxConcurrentDownloads: 6, IdleTimeout: Duration(2 * time.Minute),
 			Pinned: []string{}},
+		Streaming: Streaming{Address: "127.0.0.1", URLLifetime: Duration(time.Minute), IdleTimeout: Duration(4 * time.Hour)},
 		Runtime: Runtime{
 			DefaultHandler: "runc",
 			DefaultCapabilities: []string{"CHOWN", "DAC_OVERRIDE", "FSETID", "FOWNER", "MKNOD", "NET_RAW", "SETGID",
@@ -196,7 +209,8 @@ func (c Config) Check() error {
 		return fmt.Errorf("%w: keys \"root\" and \"state\" are both %q", ErrInvalid, c.Root)
 	}
 	for _, o := range []struct{ key, path string }{{"monitor", c.Monitor}, {"image.registries_conf", c.Image.RegistriesConf},
-		{"image.policy", c.Image.Policy}, {"image.auth_file", c.Image.AuthFile}} {
+		{"image.policy", c.Image.Policy}, {"image.auth_file", c.Image.AuthFile},
+		{"streaming.tls_cert", c.Streaming.TLSCert}, {"streaming.tls_key", c.Streaming.TLSKey}} {
 		if o.path != "" && !filepath.IsAbs(o.path) {
 			return fmt.Errorf("%w: key %q: %q is not an absolute path", ErrInvalid, o.key, o.path)
 		}
@@ -222,6 +236,9 @@ func (c Config) checkValues() error {
 		{"image.max_concurrent_downloads", int64(c.Image.MaxConcurrentDownloads), 1, 64},
 		{"image.idle_timeout", int64(c.Image.IdleTimeout), int64(time.Second), int64(time.Hour)},
 		{"cni.timeout", int64(c.CNI.Timeout), int64(time.Second), int64(time.Hour)},
+		{"streaming.port", int64(c.Streaming.Port), 0, 65535},
+		{"streaming.url_lifetime", int64(c.Streaming.URLLifetime), int64(time.Second), int64(time.Hour)},
+		{"streaming.idle_timeout", int64(c.Streaming.IdleTimeout), int64(time.Second), int64(1000 * time.Hour)},
 		{"runtime.max_log_line", int64(c.Runtime.MaxLogLine), 256, 1 << 20},
 		{"runtime.shm_size", c.Runtime.ShmSize, 4096, 1 << 40},
 	}
@@ -229,6 +246,12 @@ func (c Config) checkValues() error {
 		if r.v < r.low || r.v > r.high {
 			return fmt.Errorf("%w: key %q: %d is outside %d to %d", ErrInvalid, r.key, r.v, r.low, r.high)
 		}
+	}
+	if _, err := netip.ParseAddr(c.Streaming.Address); err != nil {
+		return fmt.Errorf("%w: key \"streaming.address\": %q is not an IP address", ErrInvalid, c.Streaming.Address)
+	}
+	if (c.Streaming.TLSCert == "") != (c.Streaming.TLSKey == "") {
+		return fmt.Errorf("%w: keys \"streaming.tls_cert\" %q and \"streaming.tls_key\" %q: both or none", ErrInvalid, c.Streaming.TLSCert, c.Streaming.TLSKey)
 	}
 	if c.Runtime.NofileSoft > c.Runtime.NofileHard || c.Runtime.NofileSoft == 0 {
 		return fmt.Errorf("%w: key \"runtime.nofile_soft\": %d is not between 1 and nofile_hard %d", ErrInvalid, c.Runtime.NofileSoft, c.Runtime.NofileHard)
