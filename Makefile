@@ -141,7 +141,8 @@ critest: ## the CRI conformance suite, a table per group (needs root)
 critest: build parts
 	@cd critest
 	go build -o $(BIN)/berth-conformance ./conformance
-	exec $(BIN)/berth-conformance
+	$(BIN)/berth-conformance
+	exec $(BIN)/berth-conformance -websocket -focus Streaming
 
 bench: ## times and memory against bare runc, CNI plugins and tar (needs root)
 bench: build parts
