@@ -3,14 +3,13 @@ package runtime
 import (
 	"context"
 	"fmt"
-	"os"
-	"strings"
 	"sync"
 	"time"
 
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"berth/oci"
+	"berth/oci/monitor"
 	"berth/sandbox"
 )
 
@@ -156,12 +155,5 @@ func (s *Service) unkillable(id string) error {
 	} else if sb, err := s.Records.Sandboxes.Get(id); err == nil && sb.Pause != nil {
 		pid = sb.Pause.PID
 	}
-	state := "?"
-	if b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid)); err == nil {
-		if _, after, ok := strings.Cut(string(b), ") "); ok && after != "" {
-			state = after[:1]
-		}
-	}
-	where, _ := os.ReadFile(fmt.Sprintf("/proc/%d/wchan", pid))
-	return fmt.Errorf("%s still runs after SIGKILL: pid %d is in state %s at %q: %w", id, pid, state, where, context.DeadlineExceeded)
+	return fmt.Errorf("%s still runs after SIGKILL: %s: %w", id, monitor.Whereabouts(pid), context.DeadlineExceeded)
 }

@@ -11,6 +11,7 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"berth/oci"
+	"berth/runtime/operation"
 	"berth/sandbox"
 )
 
@@ -95,6 +96,8 @@ func (s *Service) stopContainer(ctx context.Context, id string, grace time.Durat
 	}
 	s.stops.mu.Unlock()
 	st.shorten(until)
+	ctx, cancel := operation.Early(ctx)
+	defer cancel()
 	select {
 	case <-st.done:
 		return st.err

@@ -21,11 +21,14 @@ func gone(err error) bool {
 // KillCgroup kills every process of a cgroup directory and of those below it
 // and returns when none is left but zombies. Idempotent; nil when the
 // directory is gone. v2 does it by cgroup.kill, v1 by freezing, killing and
-// thawing until nothing is left. It blocks until then or until ctx ends.
+// thawing until nothing is left. It blocks until then, until ctx ends, or until
+// what is left has hung inside the kernel for 3 seconds; the error then names the
+// processes and wraps context.DeadlineExceeded. They die when the kernel lets go.
 func KillCgroup(ctx context.Context, dir string) error {
 	if err := guard(dir); err != nil {
 		return err
 	}
+	var hung stuck
 	for wait := time.Millisecond; ; wait = min(2*wait, 50*time.Millisecond) {
 		pids, err := living(dir)
 		if err != nil || len(pids) == 0 {
@@ -37,9 +40,12 @@ func KillCgroup(ctx context.Context, dir string) error {
 		if pids, err = living(dir); err != nil || len(pids) == 0 {
 			return err
 		}
+		if hung.look(pids) {
+			return left(dir, pids, context.DeadlineExceeded)
+		}
 		select {
 		case <-ctx.Done():
-			return fmt.Errorf("kill cgroup %s: pids %v are left: %w", dir, pids, ctx.Err())
+			return left(dir, pids, ctx.Err())
 		case <-time.After(wait):
 		}
 	}

@@ -103,8 +103,20 @@ func (e *StillRunning) Error() string {
 
 func (e *StillRunning) Unwrap() error { return e.Err }
 
+// Early is a context that ends shortly before ctx's own deadline. A gRPC client
+// whose deadline has passed reads no reply any more, so an answer that shall tell
+// it what its request waits for must be there before.
+func Early(ctx context.Context) (context.Context, context.CancelFunc) {
+	end, ok := ctx.Deadline()
+	if !ok {
+		return ctx, func() {}
+	}
+	const most = 200 * time.Millisecond
+	return context.WithDeadline(ctx, end.Add(-min(most, time.Until(end)/5)))
+}
+
 // Do joins the running operation of r.Key or starts fn as a new one, and waits
-// for its result or for ctx. fn runs on although ctx ends; its own context
+// for its result or until shortly before ctx's deadline (Early). fn runs on although ctx ends; its own context
 // carries ctx's values and the deadline r.Limit.
 func (g *Group) Do(ctx context.Context, r Request, fn func(context.Context, *Operation) (string, error)) (string, error) {
 	g.mu.Lock()
@@ -121,6 +133,8 @@ func (g *Group) Do(ctx context.Context, r Request, fn func(context.Context, *Ope
 		}()
 	}
 	g.mu.Unlock()
+	ctx, cancel := Early(ctx)
+	defer cancel()
 	select {
 	case <-o.done:
 		return o.result, o.err

@@ -130,3 +130,33 @@ func TestLocks(t *testing.T) {
 		t.Error("an open lock is kept")
 	}
 }
+
+// A client must be able to read why its call was not done in time.
+func TestAnswersBeforeTheDeadline(t *testing.T) {
+	if ctx, cancel := Early(t.Context()); ctx != t.Context() {
+		cancel()
+		t.Error("a context without a deadline got one")
+	}
+	for _, left := range []time.Duration{10 * time.Second, time.Minute, 100 * time.Millisecond} {
+		ctx, cancel := context.WithTimeout(t.Context(), left)
+		early, stop := Early(ctx)
+		end, _ := ctx.Deadline()
+		got, ok := early.Deadline()
+		if before := end.Sub(got); !ok || before <= 0 || before > 200*time.Millisecond || before > left/5 {
+			t.Errorf("%v left: it ends %v before", left, before)
+		}
+		stop()
+		cancel()
+	}
+	g := NewGroup()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+	defer cancel()
+	release := make(chan struct{})
+	_, err := g.Do(ctx, Request{Key: "k", Verb: "V", Object: "o", Limit: time.Hour}, func(context.Context, *Operation) (string, error) { <-release; return "", nil })
+	close(release)
+	var still *StillRunning
+	if !errors.As(err, &still) || !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("the caller got %v", err)
+	}
+	g.Wait(t.Context())
+}
