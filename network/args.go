@@ -28,11 +28,13 @@ const (
 	annotationEgress  = "kubernetes.io/egress-bandwidth"
 )
 
-type portMapping struct {
-	HostPort      int32  `json:"hostPort"`
-	ContainerPort int32  `json:"containerPort"`
-	Protocol      string `json:"protocol"`
-	HostIP        string `json:"hostIP,omitempty"`
+// PortMapping leads a port of the node to one of the pod, in the form of CNI's
+// portMappings capability.
+type PortMapping struct {
+	HostPort      uint16 `json:"hostPort"`
+	ContainerPort uint16 `json:"containerPort"`
+	Protocol      string `json:"protocol"`         // tcp, udp or sctp
+	HostIP        string `json:"hostIP,omitempty"` // an address; empty: every one of the node
 }
 
 type dnsCapability struct {
@@ -71,11 +73,7 @@ func cniArgs(p PodNetwork) ([][2]string, error) {
 
 // capabilities returns what plugins may ask for, as JSON by capability. libcni
 // gives each plugin only those that its configuration names.
-func capabilities(p PodNetwork) (map[string]json.RawMessage, error) {
-	ports, err := portMappings(p.PortMappings)
-	if err != nil {
-		return nil, err
-	}
+func capabilities(p PodNetwork, ports []PortMapping) (map[string]json.RawMessage, error) {
 	limits, err := bandwidthOf(p.Annotations)
 	if err != nil {
 		return nil, err
@@ -106,8 +104,8 @@ func capabilities(p PodNetwork) (map[string]json.RawMessage, error) {
 }
 
 // portMappings leaves out the ports that map nothing on the node.
-func portMappings(list []*cri.PortMapping) ([]portMapping, error) {
-	var ports []portMapping
+func portMappings(list []*cri.PortMapping) ([]PortMapping, error) {
+	var ports []PortMapping
 	for i, m := range list {
 		if m.GetHostPort() <= 0 {
 			continue
@@ -122,13 +120,16 @@ func portMappings(list []*cri.PortMapping) ([]portMapping, error) {
 		case m.ContainerPort <= 0 || m.ContainerPort > math.MaxUint16:
 			return nil, fmt.Errorf("%w: %s.container_port %d is not between 1 and 65535", ErrInvalid, field, m.ContainerPort)
 		}
+		host := ""
 		if m.HostIp != "" {
-			if _, err := netip.ParseAddr(m.HostIp); err != nil {
+			ip, err := netip.ParseAddr(m.HostIp)
+			if err != nil || ip.Zone() != "" {
 				return nil, fmt.Errorf("%w: %s.host_ip %q is not an address", ErrInvalid, field, m.HostIp)
 			}
+			host = ip.Unmap().String()
 		}
-		ports = append(ports, portMapping{
-			HostPort: m.HostPort, ContainerPort: m.ContainerPort, Protocol: strings.ToLower(name), HostIP: m.HostIp,
+		ports = append(ports, PortMapping{
+			HostPort: uint16(m.HostPort), ContainerPort: uint16(m.ContainerPort), Protocol: strings.ToLower(name), HostIP: host,
 		})
 	}
 	return ports, nil

@@ -12,22 +12,24 @@ import (
 )
 
 func TestCapabilities(t *testing.T) {
+	ports, err := portMappings([]*cri.PortMapping{
+		{HostPort: 8080, ContainerPort: 80},
+		{HostPort: 53, ContainerPort: 5353, Protocol: cri.Protocol_UDP, HostIp: "127.0.0.1"},
+		{HostPort: 99, ContainerPort: 99, Protocol: cri.Protocol_SCTP, HostIp: "0:0::1"},
+		{HostPort: 98, ContainerPort: 99, HostIp: "::ffff:10.0.0.1"},
+		{HostPort: 0, ContainerPort: 81},
+		{HostPort: -1, ContainerPort: 82},
+		nil,
+	})
+	must(t, err)
 	got, err := capabilities(PodNetwork{
 		CgroupParent: "/kubepods/pod1",
 		Annotations:  map[string]string{annotationIngress: "10M", annotationEgress: "1.5Gi", "x": "y"},
 		DNS:          &cri.DNSConfig{Servers: []string{"10.0.0.10"}, Searches: []string{"svc.local"}, Options: []string{"ndots:5"}},
-		PortMappings: []*cri.PortMapping{
-			{HostPort: 8080, ContainerPort: 80},
-			{HostPort: 53, ContainerPort: 5353, Protocol: cri.Protocol_UDP, HostIp: "127.0.0.1"},
-			{HostPort: 99, ContainerPort: 99, Protocol: cri.Protocol_SCTP, HostIp: "::1"},
-			{HostPort: 0, ContainerPort: 81},
-			{HostPort: -1, ContainerPort: 82},
-			nil,
-		},
-	})
+	}, ports)
 	must(t, err)
 	for name, want := range map[string]string{
-		"portMappings":                      `[{"hostPort":8080,"containerPort":80,"protocol":"tcp"},{"hostPort":53,"containerPort":5353,"protocol":"udp","hostIP":"127.0.0.1"},{"hostPort":99,"containerPort":99,"protocol":"sctp","hostIP":"::1"}]`,
+		"portMappings":                      `[{"hostPort":8080,"containerPort":80,"protocol":"tcp"},{"hostPort":53,"containerPort":5353,"protocol":"udp","hostIP":"127.0.0.1"},{"hostPort":99,"containerPort":99,"protocol":"sctp","hostIP":"::1"},{"hostPort":98,"containerPort":99,"protocol":"tcp","hostIP":"10.0.0.1"}]`,
 		"dns":                               `{"servers":["10.0.0.10"],"searches":["svc.local"],"options":["ndots:5"]}`,
 		"bandwidth":                         `{"ingressRate":10000000,"ingressBurst":2147483647,"egressRate":1610612736,"egressBurst":2147483647}`,
 		"cgroupPath":                        `"/kubepods/pod1"`,
@@ -37,7 +39,7 @@ func TestCapabilities(t *testing.T) {
 			t.Errorf("%s = %s\n want %s", name, got[name], want)
 		}
 	}
-	if got, err := capabilities(PodNetwork{DNS: &cri.DNSConfig{}}); err != nil || len(got) != 0 {
+	if got, err := capabilities(PodNetwork{DNS: &cri.DNSConfig{}}, nil); err != nil || len(got) != 0 {
 		t.Errorf("capabilities of an empty pod: %s, %v", got, err)
 	}
 }
@@ -48,14 +50,15 @@ func TestInvalidPods(t *testing.T) {
 		p    PodNetwork
 		want string
 	}{
-		"host port":      {PodNetwork{PortMappings: []*cri.PortMapping{{}, {HostPort: 65536, ContainerPort: 1}}}, "port_mappings[1].host_port 65536"},
-		"container port": {PodNetwork{PortMappings: []*cri.PortMapping{{HostPort: 1}}}, "port_mappings[0].container_port 0"},
-		"protocol":       {PodNetwork{PortMappings: []*cri.PortMapping{{HostPort: 1, ContainerPort: 1, Protocol: 9}}}, "port_mappings[0].protocol 9"},
-		"host address":   {PodNetwork{PortMappings: []*cri.PortMapping{{HostPort: 1, ContainerPort: 1, HostIp: "localhost"}}}, `port_mappings[0].host_ip "localhost"`},
-		"ingress":        {PodNetwork{Annotations: map[string]string{annotationIngress: "fast"}}, annotationIngress + `: "fast"`},
-		"egress":         {PodNetwork{Annotations: map[string]string{annotationEgress: "1"}}, annotationEgress + `: "1"`},
-		"separator":      {PodNetwork{Name: "a;K8S_POD_NAMESPACE=kube-system"}, `pod_name "a;K8S_POD_NAMESPACE=kube-system"`},
-		"id":             {PodNetwork{ID: "../x"}, `sandbox id "../x"`},
+		"host port":       {PodNetwork{PortMappings: []*cri.PortMapping{{}, {HostPort: 65536, ContainerPort: 1}}}, "port_mappings[1].host_port 65536"},
+		"container port":  {PodNetwork{PortMappings: []*cri.PortMapping{{HostPort: 1}}}, "port_mappings[0].container_port 0"},
+		"protocol":        {PodNetwork{PortMappings: []*cri.PortMapping{{HostPort: 1, ContainerPort: 1, Protocol: 9}}}, "port_mappings[0].protocol 9"},
+		"host address":    {PodNetwork{PortMappings: []*cri.PortMapping{{HostPort: 1, ContainerPort: 1, HostIp: "localhost"}}}, `port_mappings[0].host_ip "localhost"`},
+		"address of link": {PodNetwork{PortMappings: []*cri.PortMapping{{HostPort: 1, ContainerPort: 1, HostIp: "fe80::1%eth0"}}}, `port_mappings[0].host_ip "fe80::1%eth0"`},
+		"ingress":         {PodNetwork{Annotations: map[string]string{annotationIngress: "fast"}}, annotationIngress + `: "fast"`},
+		"egress":          {PodNetwork{Annotations: map[string]string{annotationEgress: "1"}}, annotationEgress + `: "1"`},
+		"separator":       {PodNetwork{Name: "a;K8S_POD_NAMESPACE=kube-system"}, `pod_name "a;K8S_POD_NAMESPACE=kube-system"`},
+		"id":              {PodNetwork{ID: "../x"}, `sandbox id "../x"`},
 	} {
 		if c.p.ID == "" {
 			c.p.ID = "x"

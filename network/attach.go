@@ -26,7 +26,11 @@ func (m *Manager) Plan(p PodNetwork) (*Result, error) {
 	if err != nil {
 		return nil, err
 	}
-	caps, err := capabilities(p)
+	ports, err := portMappings(p.PortMappings)
+	if err != nil {
+		return nil, err
+	}
+	caps, err := capabilities(p, ports)
 	if err != nil {
 		return nil, err
 	}
@@ -37,7 +41,22 @@ func (m *Manager) Plan(p PodNetwork) (*Result, error) {
 	if err := loaded.ready(m.o.ConfDir); err != nil {
 		return nil, err
 	}
-	return &Result{Network: loaded.list.Name, Config: loaded.bytes, Args: args, Capabilities: caps}, nil
+	r := &Result{Network: loaded.list.Name, Config: loaded.bytes, Args: args, Capabilities: caps, Ports: ports}
+	if !mapsPorts(loaded.list) {
+		r.UnmappedPorts = len(ports) > 0
+		delete(r.Capabilities, capPortMappings)
+	}
+	return r, nil
+}
+
+// mapsPorts reports whether a plugin of the list takes port mappings.
+func mapsPorts(list *libcni.NetworkConfigList) bool {
+	for _, p := range list.Plugins {
+		if p.Network.Capabilities[capPortMappings] {
+			return true
+		}
+	}
+	return false
 }
 
 // Setup runs ADD of the planned network in the namespace p.NetNS and returns the
@@ -72,11 +91,11 @@ func (m *Manager) add(ctx context.Context, list *libcni.NetworkConfigList, p Pod
 	if err != nil {
 		return nil, err
 	}
-	result := &Result{Network: plan.Network, Config: plan.Config, Args: plan.Args, Capabilities: plan.Capabilities}
+	result := *plan
 	if err := result.take(added); err != nil {
 		return nil, err
 	}
-	return result, nil
+	return &result, nil
 }
 
 // Teardown runs DEL of the network in r, which may be a plan whose ADD was never

@@ -109,6 +109,10 @@ type Result struct {
 	Config       json.RawMessage            `json:"config"`
 	Args         [][2]string                `json:"args"`
 	Capabilities map[string]json.RawMessage `json:"capabilities,omitempty"`
+	// Ports are the pod's host ports. UnmappedPorts: no plugin of the network
+	// maps them, which is then the caller's to do.
+	Ports         []PortMapping `json:"ports,omitempty"`
+	UnmappedPorts bool          `json:"unmappedPorts,omitempty"`
 
 	CNI        json.RawMessage `json:"cni,omitempty"` // ADD's result in the conflist's version
 	IPs        []string        `json:"ips,omitempty"` // of eth0, in CNI's order, the primary first

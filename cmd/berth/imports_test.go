@@ -16,7 +16,7 @@ import (
 var rooms = map[string][]string{
 	"berth/cmd/berth":          {"berth/..."},
 	"berth/cmd/berth-monitor":  {"berth/oci/monitor"},
-	"berth/runtime":            {"berth/sandbox/...", "berth/image/...", "berth/oci/...", "berth/network", "berth/runtime/..."},
+	"berth/runtime":            {"berth/sandbox/...", "berth/image/...", "berth/oci/...", "berth/network/...", "berth/runtime/..."},
 	"berth/runtime/apparmor":   {},
 	"berth/runtime/cdi":        {"berth/oci/spec"},
 	"berth/runtime/config":     {},
@@ -37,6 +37,7 @@ var rooms = map[string][]string{
 	"berth/oci/runc":           {"berth/oci", "berth/oci/monitor"},
 	"berth/oci/monitor":        {},
 	"berth/network":            {"berth/sandbox/namespaces"},
+	"berth/network/hostport":   {},
 }
 
 // reserved says which packages alone may import a foreign one.
