@@ -114,7 +114,8 @@ func (s *Service) killRest(c *sandbox.Container) {
 }
 
 // watchExits asks the kernel again, slowly, about every init that should be
-// alive, until ctx ends: a notice that was lost cannot wedge a pod.
+// alive, until ctx ends: a notice that was lost cannot wedge a pod. It also looks
+// after the rules of host ports.
 func (s *Service) watchExits(ctx context.Context) {
 	tick := time.NewTicker(10 * time.Second)
 	defer tick.Stop()
@@ -124,6 +125,7 @@ func (s *Service) watchExits(ctx context.Context) {
 			return
 		case <-tick.C:
 		}
+		s.repairPorts()
 		for _, c := range s.Records.Containers.List() {
 			if c.MadeAt == 0 || c.State(s.bootID) == cri.ContainerState_CONTAINER_EXITED {
 				continue

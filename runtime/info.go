@@ -64,6 +64,7 @@ func (s *Service) statusInfo() map[string]string {
 	}{s.Config.Root, s.Config.State, s.Config})
 	put("golang", goruntime.Version())
 	put("cniconfig", s.Network.Describe())
+	put("hostports", s.HostPorts.Describe())
 	put("host", s.hostInfo())
 	running := []string{}
 	for _, o := range s.operations.Running() {
@@ -103,5 +104,8 @@ func (s *Service) hostInfo() hostFacts {
 	without(h.HugetlbControl, "hugepage_limits have no effect: there is no hugetlb controller")
 	without(h.CgroupV2, "unified is refused: this is cgroup v1")
 	without(h.CanLowerOOM, "oom_score_adj below the daemon's own is raised to it: the daemon lacks CAP_SYS_RESOURCE")
+	if reason := s.HostPorts.Describe().Unavailable; reason != "" {
+		without(false, "host ports are refused where no plugin of the network maps them: "+reason)
+	}
 	return f
 }

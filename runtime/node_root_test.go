@@ -19,6 +19,7 @@ import (
 
 	"berth/image"
 	"berth/network"
+	"berth/network/hostport"
 	"berth/oci"
 	"berth/oci/monitor"
 	"berth/oci/runc"
@@ -240,6 +241,7 @@ func (n *node) open() {
 	must(n.t, err)
 	p.Streams, err = streaming.New(streaming.Options{Address: "127.0.0.1:0", Lifetime: time.Minute, Idle: time.Hour})
 	must(n.t, err)
+	p.HostPorts = hostport.New(hostport.Options{Table: "berth", Enter: func(f func() error) error { return namespaces.Enter(n.netns, f) }})
 	p.Host, err = resolve.HostFacts()
 	must(n.t, err)
 	made := make(chan struct{})
@@ -327,6 +329,9 @@ func (n *node) left() []string {
 		if b, _ := os.ReadFile(f); len(b) > 0 {
 			out = append(out, "child of the monitor: "+string(b))
 		}
+	}
+	if rules := n.rules(); rules != "" {
+		out = append(out, "rules: "+rules)
 	}
 	return append(append(out, n.leased()...), n.veths()...)
 }

@@ -33,6 +33,7 @@ func (s *Service) Restore(ctx context.Context) error {
 	s.settleBoot()
 	s.settleNamespaces()
 	s.removeHalfMade(ctx)
+	s.restorePorts()
 	if err := s.sweep(ctx); err != nil {
 		return err
 	}

@@ -84,7 +84,7 @@ func (s *Service) runSandbox(ctx context.Context, op *operation.Operation, req *
 	}
 	op.Step("write record")
 	if err := s.Records.Sandboxes.Create(sb); err != nil {
-		return "", err
+		return "", errors.Join(err, s.HostPorts.Close(sb.ID))
 	}
 	if err := s.bringUp(ctx, op, sb); err != nil {
 		err = fmt.Errorf("run sandbox %s at step %s: %w", sb.Name, op.Where(), err)
@@ -118,7 +118,7 @@ func (s *Service) bringUp(ctx context.Context, op *operation.Operation, sb *sand
 	}
 	if sb.Network != nil {
 		op.Step("network setup")
-		if err := s.setupNetwork(ctx, sb); err != nil {
+		if err := s.setupNetwork(ctx, op, sb); err != nil {
 			return err
 		}
 	}
@@ -262,7 +262,7 @@ func (s *Service) podNetwork(sb *sandbox.Sandbox) network.PodNetwork {
 }
 
 // planNetwork picks the CNI configuration, so that the record names it before
-// ADD has an effect.
+// ADD has an effect, and claims the pod's host ports.
 func (s *Service) planNetwork(sb *sandbox.Sandbox) error {
 	if sb.Namespaces().GetNetwork() == cri.NamespaceMode_NODE {
 		return nil
@@ -271,11 +271,13 @@ func (s *Service) planNetwork(sb *sandbox.Sandbox) error {
 	if err != nil {
 		return err
 	}
-	sb.Network, err = json.Marshal(plan)
-	return err
+	if sb.Network, err = json.Marshal(plan); err != nil {
+		return fmt.Errorf("write network plan: %w", err)
+	}
+	return s.claimPorts(sb, plan)
 }
 
-func (s *Service) setupNetwork(ctx context.Context, sb *sandbox.Sandbox) error {
+func (s *Service) setupNetwork(ctx context.Context, op *operation.Operation, sb *sandbox.Sandbox) error {
 	var plan network.Result
 	if err := json.Unmarshal(sb.Network, &plan); err != nil {
 		return fmt.Errorf("read network plan: %w", err)
@@ -291,7 +293,11 @@ func (s *Service) setupNetwork(ctx context.Context, sb *sandbox.Sandbox) error {
 	if _, err = s.Records.Sandboxes.Update(sb.ID, func(sb *sandbox.Sandbox) { sb.Network, sb.IPs = raw, result.IPs }); err != nil {
 		return err
 	}
-	return namespaces.ApplyLinkSysctls(s.namespaceSpec(sb))
+	if err := namespaces.ApplyLinkSysctls(s.namespaceSpec(sb)); err != nil || !result.UnmappedPorts {
+		return err
+	}
+	op.Step("open host ports")
+	return s.openPorts(sb.ID, result)
 }
 
 // startPause runs the one process a pod may need: PID 1 of its shared PID

@@ -2,7 +2,6 @@ package runtime
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"time"
@@ -10,7 +9,6 @@ import (
 	"golang.org/x/sync/errgroup"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
-	"berth/network"
 	"berth/oci"
 	"berth/runtime/operation"
 	"berth/sandbox"
@@ -123,20 +121,29 @@ func (s *Service) stopPause(ctx context.Context, sb *sandbox.Sandbox) error {
 	return nil
 }
 
-// teardownNetwork runs CNI DEL once and remembers that it is done. Until then
-// the record keeps what DEL needs.
+// teardownNetwork takes the host ports back and runs CNI DEL once, and remembers
+// that it is done. Until then the record keeps what DEL needs. Ports that a plugin
+// maps are free behind DEL, others before, so that a DEL that fails holds none.
 func (s *Service) teardownNetwork(ctx context.Context, sb *sandbox.Sandbox) error {
-	if sb.Network == nil {
-		return nil
-	}
-	var r network.Result
-	if err := json.Unmarshal(sb.Network, &r); err != nil {
-		return fmt.Errorf("read network result of %s: %w", sb.ID, err)
-	}
-	if err := s.Network.Teardown(ctx, s.podNetwork(sb), &r); err != nil {
+	r, err := networkOf(sb)
+	if err != nil {
 		return err
 	}
-	_, err := s.Records.Sandboxes.Update(sb.ID, func(sb *sandbox.Sandbox) { sb.Network = nil })
+	if r == nil || r.UnmappedPorts {
+		if err := s.HostPorts.Close(sb.ID); err != nil {
+			return err
+		}
+	}
+	if r == nil {
+		return nil
+	}
+	if err := s.Network.Teardown(ctx, s.podNetwork(sb), r); err != nil {
+		return err
+	}
+	if err := s.HostPorts.Close(sb.ID); err != nil {
+		return err
+	}
+	_, err = s.Records.Sandboxes.Update(sb.ID, func(sb *sandbox.Sandbox) { sb.Network = nil })
 	if err != nil {
 		s.Log.WithError(err).WithField("sandbox", sb.ID).Warn("record of a released network")
 	}

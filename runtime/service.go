@@ -17,6 +17,7 @@ import (
 	"berth/image"
 	"berth/image/rootfs"
 	"berth/network"
+	"berth/network/hostport"
 	"berth/oci"
 	"berth/oci/spec"
 	"berth/runtime/apparmor"
@@ -34,13 +35,14 @@ const operationLimit = 4 * time.Minute
 
 // Parts are the leaves that a Service puts together; main makes and closes them.
 type Parts struct {
-	Config   config.Config
-	Version  string
-	Log      *logrus.Entry
-	Records  *sandbox.Store
-	Images   *image.Store
-	Network  *network.Manager
-	Handlers map[string]oci.Runtime // by name
+	Config    config.Config
+	Version   string
+	Log       *logrus.Entry
+	Records   *sandbox.Store
+	Images    *image.Store
+	Network   *network.Manager
+	HostPorts *hostport.Manager
+	Handlers  map[string]oci.Runtime // by name
 	// Retired are handlers that are configured no more but have containers.
 	Retired   map[string]oci.Runtime
 	BaseSpecs map[string]*rspec.Spec // of the handlers that have one

@@ -11,6 +11,7 @@ import (
 	"berth/image"
 	"berth/image/rootfs"
 	"berth/network"
+	"berth/network/hostport"
 	"berth/oci"
 	"berth/oci/spec"
 	"berth/runtime/streaming"
@@ -58,6 +59,10 @@ var codeOf = []struct {
 	{image.ErrUnauthorized, codes.Unauthenticated},
 	{image.ErrInvalidImage, codes.InvalidArgument},
 	{network.ErrNotReady, codes.Unavailable},
+	{hostport.ErrInvalid, codes.InvalidArgument},
+	{hostport.ErrTaken, codes.FailedPrecondition},
+	{hostport.ErrNoAddress, codes.FailedPrecondition},
+	{hostport.ErrUnavailable, codes.FailedPrecondition},
 	{oci.ErrMonitorUnavailable, codes.Unavailable},
 	{errClosing, codes.Unavailable},
 	{rootfs.ErrTooManyLayers, codes.InvalidArgument},

@@ -14,6 +14,7 @@ import (
 
 	"berth/image"
 	"berth/network"
+	"berth/network/hostport"
 	"berth/oci"
 	"berth/oci/spec"
 	"berth/runtime/config"
@@ -41,6 +42,10 @@ func TestCodes(t *testing.T) {
 		{image.ErrRegistryUnavailable, codes.Unknown},
 		{image.ErrSignature, codes.Unknown},
 		{network.ErrNotReady, codes.Unavailable},
+		{hostport.ErrInvalid, codes.InvalidArgument},
+		{&hostport.TakenError{}, codes.FailedPrecondition},
+		{hostport.ErrNoAddress, codes.FailedPrecondition},
+		{hostport.ErrUnavailable, codes.FailedPrecondition},
 		{sandbox.ErrNameInUse, codes.AlreadyExists},
 		{oci.ErrMonitorUnavailable, codes.Unavailable},
 	} {

@@ -15,6 +15,7 @@ import (
 
 	"berth/image"
 	"berth/network"
+	"berth/network/hostport"
 	"berth/oci/monitor"
 	"berth/runtime"
 	"berth/runtime/apparmor"
@@ -138,6 +139,7 @@ func assemble(ctx context.Context, cfg config.Config, log *logrus.Entry) (*assem
 		return nil, err
 	}
 	d.closers = append(d.closers, func() { logError(log, parts.Network.Close()) })
+	parts.HostPorts = hostport.New(hostport.Options{Table: hostPortTable(cfg.State)})
 	if parts.Host, err = resolve.HostFacts(); err != nil {
 		return nil, err
 	}
@@ -160,6 +162,15 @@ func assemble(ctx context.Context, cfg config.Config, log *logrus.Entry) (*assem
 	}
 	ok = true
 	return d, nil
+}
+
+// hostPortTable names the nftables table of a daemon: berth, or, for one that is
+// not the node's ordinary daemon, a name that no other has.
+func hostPortTable(state string) string {
+	if state = filepath.Clean(state); state != config.Default().State {
+		return "berth" + state
+	}
+	return "berth"
 }
 
 func imageOptions(cfg config.Config) image.Options {

@@ -92,7 +92,11 @@ func (n *Node) config() string {
 	table("", fmt.Sprintf("root = %q", n.Root()), fmt.Sprintf("state = %q", n.State()), fmt.Sprintf("socket = %q", n.Socket),
 		fmt.Sprintf("monitor = %q", filepath.Join(n.Bin, "berth-monitor")),
 		fmt.Sprintf("log_level = %q", either(n.options.LogLevel, "debug")))
-	table("cni", fmt.Sprintf("conf_dir = %q", n.ConfDir), fmt.Sprintf("bin_dirs = [%q]", filepath.Join(n.Deps, "cni")))
+	plugins := fmt.Sprintf("%q", filepath.Join(n.Deps, "cni"))
+	if n.options.Plugins != "" {
+		plugins = fmt.Sprintf("%q, %s", n.options.Plugins, plugins)
+	}
+	table("cni", fmt.Sprintf("conf_dir = %q", n.ConfDir), fmt.Sprintf("bin_dirs = [%s]", plugins))
 	table("image", fmt.Sprintf("registries_conf = %q", filepath.Join(n.Dir, "registries.conf")))
 	table("runtime", `default_handler = "runc"`, fmt.Sprintf("cgroup_driver = %q", either(n.options.CgroupDriver, "cgroupfs")))
 	table("runtime.handlers.runc", fmt.Sprintf("path = %q", filepath.Join(n.Deps, "bin", "runc")))

@@ -53,6 +53,7 @@ type Options struct {
 	CgroupDriver string
 	Wrap         []string // command that the daemon is started through, such as prlimit
 	NoCNI        bool     // leave the CNI directory out
+	Plugins      string   // directory of CNI plugins that go before those of make deps
 	LogLevel     string   // of the daemon; empty: debug
 	RootSize     string   // put root on a tmpfs of this size ("8m"), optionally with ",nr_inodes=…"
 }
@@ -101,7 +102,7 @@ func Start(ctx context.Context, o Options) (*Node, error) {
 	n.Bridge = fmt.Sprintf("bt%d-%d", os.Getpid(), id)
 	n.Subnet = fmt.Sprintf("10.88.%d.0/24", id)
 	n.scope = leakcheck.Scope{
-		Paths: []string{n.Dir}, Leases: []string{n.Leases}, Cgroups: []string{n.Bridge},
+		Paths: []string{n.Dir}, Tables: true, Leases: []string{n.Leases}, Cgroups: []string{n.Bridge},
 		Files: []string{
 			filepath.Join(n.Root(), "sandboxes"), filepath.Join(n.Root(), "containers"),
 			filepath.Join(n.State(), "sandboxes"), filepath.Join(n.State(), "containers"),

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"syscall"
@@ -100,6 +101,24 @@ func (st State) addLinks(prefixes []string) {
 			st["link "+name] = text
 		}
 	}
+}
+
+// addTables records the tables of the caller's network namespace that a berth
+// daemon has made whose state directory is one of the directories or inside of
+// one: such tables are named after it.
+func (st State) addTables(dirs []string) error {
+	out, err := exec.Command("nft", "list", "tables").Output()
+	if err != nil {
+		return fmt.Errorf("list nftables tables: %w", err)
+	}
+	for line := range bytes.Lines(out) {
+		name := string(bytes.TrimSpace(line))
+		_, owner, ok := strings.Cut(name, " berth/")
+		if ok && below("/"+owner, dirs) {
+			st["nftables "+name] = "nftables " + name
+		}
+	}
+	return nil
 }
 
 // detachBelow lazily unmounts whatever is mounted below dir, deepest first.

@@ -1,6 +1,6 @@
 // Package leakcheck finds what a test left behind on the machine: processes,
-// mounts, network links, cgroups, CNI address leases, files and open file
-// descriptors.
+// mounts, network links, nftables tables, cgroups, CNI address leases, files and
+// open file descriptors.
 //
 // It owns the snapshot of those things, the comparison of two snapshots and the
 // check every root test starts with. It does not own any cleaning, but for one
@@ -14,8 +14,8 @@
 // and the descendants of its own process.
 //
 // It imports nothing but the standard library, for modules outside of berth's
-// own use it too. It reads /proc, /sys/class/net and the cgroup mounts and
-// writes no file.
+// own use it too. It reads /proc, /sys/class/net and the cgroup mounts, runs nft
+// for tables, and writes no file.
 package leakcheck
 
 import (
@@ -63,6 +63,12 @@ func Leases(dirs ...string) Option {
 // Files adds directories that must hold no new entries, at any depth.
 func Files(dirs ...string) Option {
 	return func(s *Scope) { s.Files = append(s.Files, dirs...) }
+}
+
+// Tables adds the nftables tables of berth daemons whose state directory is among
+// the test's own.
+func Tables() Option {
+	return func(s *Scope) { s.Tables = true }
 }
 
 // WithoutFDs leaves the test process's own descriptors out, for tests that keep

@@ -117,6 +117,9 @@ func linkAndCgroup(t *testing.T, name string) map[string]thing {
 		"cgroup": {Scope{Cgroups: []string{name}},
 			func() error { return os.Mkdir(cgroup, 0o755) },
 			func() error { return os.Remove(cgroup) }, "cgroup " + cgroup},
+		"table": {Scope{Tables: true, Paths: []string{"/" + name}},
+			exec.Command("nft", "add", "table", "inet", "berth/"+name+"/state").Run,
+			exec.Command("nft", "delete", "table", "inet", "berth/"+name+"/state").Run, "nftables table inet berth/" + name + "/state"},
 	}
 }
 

@@ -16,6 +16,7 @@ type Scope struct {
 	Cgroups     []string // prefixes of cgroup directory names
 	Leases      []string // host-local data directories; need not exist
 	Files       []string // directories whose content counts; need not exist
+	Tables      bool     // nftables tables of daemons whose directories are below Paths
 	Descendants bool     // descendants of the calling process
 	FDs         bool     // open descriptors of the calling process
 }
@@ -24,8 +25,8 @@ type Scope struct {
 // its description.
 type State map[string]string
 
-// Snapshot records what exists within the scope. It fails only when /proc
-// cannot be read; what vanishes while it looks is left out.
+// Snapshot records what exists within the scope. It fails only when /proc cannot
+// be read, or nft not be run when tables are asked for; what vanishes while it looks is left out.
 func Snapshot(s Scope) (State, error) {
 	st := State{}
 	if err := st.addProcesses(s); err != nil {
@@ -38,6 +39,11 @@ func Snapshot(s Scope) (State, error) {
 	st.addMounts(mounts, s.Paths)
 	st.addCgroups(mounts, s.Cgroups)
 	st.addLinks(s.Links)
+	if s.Tables {
+		if err := st.addTables(s.Paths); err != nil {
+			return nil, err
+		}
+	}
 	for _, dir := range s.Leases {
 		st.addFiles("lease ", dir, func(name string) bool { return net.ParseIP(name) != nil })
 	}
