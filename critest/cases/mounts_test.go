@@ -176,3 +176,37 @@ func TestMountPoints(t *testing.T) {
 		t.Error("a mount point was made on the host")
 	}
 }
+
+// A file on a directory, a directory on a file, a place below a file or in an
+// image that cannot hold it: said by field, before the OCI runtime is asked.
+func TestMountsThatDoNotFit(t *testing.T) {
+	e := start(t, node.Options{})
+	e.pull(images.Busybox)
+	id := e.volume()
+	config := e.sandbox()
+	pod := e.run(config)
+	file := filepath.Join(e.Dir, "file")
+	if err := os.WriteFile(file, nil, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	for what, mounts := range map[string][]*cri.Mount{
+		"a file on a directory":   {{ContainerPath: "/etc", HostPath: file}},
+		"a directory on a file":   {{ContainerPath: "/etc/passwd", HostPath: e.Dir}},
+		"below a file":            {{ContainerPath: "/etc/passwd/x", HostPath: e.Dir}},
+		"new in an image":         {{ContainerPath: "/vol/new", HostPath: e.Dir}, imageMount("/vol", id, "")},
+		"a directory of /tmp":     {{ContainerPath: "/proc", HostPath: e.Dir}},
+		"a file inside /proc":     {{ContainerPath: "/proc/version", HostPath: file}},
+		"an image's file on /bin": {imageMount("/bin", id, "run")},
+		"an image on a file":      {imageMount("/etc/passwd", id, "")},
+	} {
+		c := command("c", "true")
+		c.Mounts = mounts
+		_, err := e.rt.CreateContainer(e.ctx, &cri.CreateContainerRequest{PodSandboxId: pod, Config: c, SandboxConfig: config})
+		e.refused(what, err, codes.InvalidArgument, "mounts[0].container_path", mounts[0].GetContainerPath())
+	}
+	c := command("c", "cat /proc/uptime")
+	c.Mounts = []*cri.Mount{{ContainerPath: "/proc/uptime", HostPath: file}}
+	if got := e.output(pod, c, config); got != "" {
+		t.Errorf("a file of lxcfs over /proc/uptime shows %q", got)
+	}
+}

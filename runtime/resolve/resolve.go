@@ -95,10 +95,17 @@ func Resolve(r Request) (spec.Resolved, error) {
 	if err != nil {
 		return spec.Resolved{}, err
 	}
-	if out.MountSources, err = resolveSources(r); err != nil {
+	sources, err := resolveSources(r)
+	if err != nil {
+		return spec.Resolved{}, err
+	}
+	if err := checkTargets(r, sources); err != nil {
 		return spec.Resolved{}, err
 	}
 	if out.Volumes, err = makeVolumes(r.Rootfs, volumes); err != nil {
+		return spec.Resolved{}, err
+	}
+	if out.MountSources, err = makeSources(sources); err != nil {
 		return spec.Resolved{}, err
 	}
 	return out, nil

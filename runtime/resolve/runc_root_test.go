@@ -3,6 +3,7 @@ package resolve
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -108,8 +109,8 @@ func readByte(name string) error {
 	}
 	defer f.Close()
 	_, err = io.ReadFull(f, make([]byte, 1))
-	if err != nil && strings.Contains(err.Error(), "invalid argument") {
-		return nil // a read of /dev/kmsg wants a larger buffer; it was opened
+	if errors.Is(err, syscall.EINVAL) || errors.Is(err, syscall.EPIPE) {
+		return nil // /dev/kmsg was opened; it wants a larger buffer, or old records just went
 	}
 	return err
 }

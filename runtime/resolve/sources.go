@@ -15,61 +15,86 @@ import (
 	"berth/oci/spec"
 )
 
-func resolveSources(r Request) ([]string, error) {
-	var list []string
+// source is what is mounted, as the host sees it.
+type source struct {
+	path    string // without symlinks
+	dir     bool
+	missing bool // to be made as a directory
+}
+
+func resolveSources(r Request) ([]source, error) {
+	var list []source
 	for i, m := range r.Config.GetMounts() {
 		field := index("mounts", i)
 		if m.GetImage() != nil {
-			source, err := imageSource(field+".image_sub_path", r.ImageRoots[i], m.GetImageSubPath())
+			src, err := imageSource(field+".image_sub_path", r.ImageRoots[i], m.GetImageSubPath())
 			if err != nil {
 				return nil, spec.ImageVolume(err)
 			}
-			list = append(list, source)
+			list = append(list, src)
 			continue
 		}
-		source, err := resolveSource(field+".host_path", m.GetHostPath(), r.StrictSources)
+		src, err := hostSource(field+".host_path", m.GetHostPath())
 		if err != nil {
 			return nil, err
 		}
-		if err := checkSource(field, source, m); err != nil {
+		if src.missing && r.StrictSources {
+			return nil, spec.Invalid(field+".host_path", m.GetHostPath(), "does not exist")
+		}
+		if err := checkSource(field, src.path, m); err != nil {
 			return nil, err
 		}
-		list = append(list, source)
+		list = append(list, src)
 	}
 	return list, nil
 }
 
-// resolveSource follows symlinks and makes what is missing.
-func resolveSource(field, path string, strict bool) (string, error) {
-	real, err := filepath.EvalSymlinks(path)
+// makeSources makes the directories that are missing and returns all paths.
+func makeSources(list []source) ([]string, error) {
+	var paths []string
+	for i, src := range list {
+		if src.missing {
+			if err := os.MkdirAll(src.path, 0o755); err != nil {
+				return nil, fmt.Errorf("make mounts[%d].host_path %q: %w", i, src.path, err)
+			}
+		}
+		paths = append(paths, src.path)
+	}
+	return paths, nil
+}
+
+// hostSource follows symlinks. It makes nothing.
+func hostSource(field, name string) (source, error) {
+	real, err := filepath.EvalSymlinks(name)
 	if err == nil {
-		return real, nil
+		info, err := os.Stat(real)
+		if err != nil {
+			return source{}, fmt.Errorf("stat %s %q: %w", field, name, err)
+		}
+		return source{path: real, dir: info.IsDir()}, nil
 	}
 	switch {
 	case errors.Is(err, syscall.ENOTDIR):
-		return "", spec.Invalid(field, path, "a part of it is no directory")
+		return source{}, spec.Invalid(field, name, "a part of it is no directory")
 	case errors.Is(err, syscall.ENAMETOOLONG):
-		return "", spec.Invalid(field, path, "a part of it is too long a name")
+		return source{}, spec.Invalid(field, name, "a part of it is too long a name")
 	case !errors.Is(err, os.ErrNotExist):
-		if link := brokenLink(path); link != "" {
-			return "", spec.Invalid(field, path, "symbolic link "+link+" leads in a circle")
+		if link := brokenLink(name); link != "" {
+			return source{}, spec.Invalid(field, name, "symbolic link "+link+" leads in a circle")
 		}
-		return "", fmt.Errorf("resolve %s %q: %w", field, path, err)
+		return source{}, fmt.Errorf("resolve %s %q: %w", field, name, err)
 	}
-	if link := brokenLink(path); link != "" {
-		return "", spec.Invalid(field, path, "symbolic link "+link+" leads to nothing")
+	if link := brokenLink(name); link != "" {
+		return source{}, spec.Invalid(field, name, "symbolic link "+link+" leads to nothing")
 	}
-	if strict {
-		return "", spec.Invalid(field, path, "does not exist")
+	// From the last part that exists on there can be no symlink.
+	for dir, rest := filepath.Clean(name), ""; dir != "/"; {
+		dir, rest = filepath.Dir(dir), filepath.Join(filepath.Base(dir), rest)
+		if real, err := filepath.EvalSymlinks(dir); err == nil {
+			return source{path: filepath.Join(real, rest), dir: true, missing: true}, nil
+		}
 	}
-	if err := os.MkdirAll(path, 0o755); err != nil {
-		return "", fmt.Errorf("make %s %q: %w", field, path, err)
-	}
-	real, err = filepath.EvalSymlinks(path)
-	if err != nil {
-		return "", fmt.Errorf("resolve %s %q: %w", field, path, err)
-	}
-	return real, nil
+	return source{}, fmt.Errorf("resolve %s %q: %w", field, name, err)
 }
 
 // brokenLink is the symlink on the way to path that cannot be followed, or "".

@@ -11,6 +11,19 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
+// resolveSource resolves and makes one source.
+func resolveSource(path string, strict bool) (string, error) {
+	list, err := resolveSources(Request{StrictSources: strict, Config: &cri.ContainerConfig{Mounts: []*cri.Mount{{ContainerPath: "/c", HostPath: path}}}})
+	if err != nil {
+		return "", err
+	}
+	paths, err := makeSources(list)
+	if err != nil {
+		return "", err
+	}
+	return paths[0], nil
+}
+
 func TestSources(t *testing.T) {
 	dir, err := filepath.EvalSymlinks(t.TempDir())
 	if err != nil {
@@ -23,7 +36,7 @@ func TestSources(t *testing.T) {
 		"real": "real", "real/file": "real/file", "link": "real", "second/file": "real/file", "new": "new", "deep/er/new": "deep/er/new",
 		"link/made": "real/made", "real/../real": "real",
 	} {
-		got, err := resolveSource("f", filepath.Join(dir, at), false)
+		got, err := resolveSource(filepath.Join(dir, at), false)
 		if err != nil || got != filepath.Join(dir, want) {
 			t.Errorf("%s: %s, %v", at, got, err)
 		}
@@ -51,7 +64,7 @@ func TestBadSources(t *testing.T) {
 		strings.Repeat("n", 300): "a part of it is too long a name",
 	} {
 		path := filepath.Join(dir, at)
-		_, err := resolveSource("mounts[0].host_path", path, false)
+		_, err := resolveSource(path, false)
 		if !errors.Is(err, ErrInvalid) || !strings.HasPrefix(err.Error(), "mounts[0].host_path ") || !strings.HasSuffix(err.Error(), reason) {
 			t.Errorf("%s: %v", at, err)
 		}
@@ -59,7 +72,7 @@ func TestBadSources(t *testing.T) {
 	if _, err := os.Lstat(filepath.Join(dir, "nowhere")); err == nil {
 		t.Error("the target of a dangling link was made")
 	}
-	if _, err := resolveSource("f", filepath.Join(dir, "absent"), true); !errors.Is(err, ErrInvalid) {
+	if _, err := resolveSource(filepath.Join(dir, "absent"), true); !errors.Is(err, ErrInvalid) {
 		t.Errorf("strict: %v", err)
 	}
 	if _, err := os.Lstat(filepath.Join(dir, "absent")); err == nil {

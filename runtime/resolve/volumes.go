@@ -18,24 +18,21 @@ import (
 // imageSource is where a path in a mounted image lies on the host. Symlinks are
 // followed as if the image were the root. The result has none, and as nobody can
 // write to the image, none can come.
-func imageSource(field, root, sub string) (string, error) {
+func imageSource(field, root, sub string) (source, error) {
 	if root == "" {
-		return "", fmt.Errorf("resolve %s: its image is not mounted", field)
+		return source{}, fmt.Errorf("resolve %s: its image is not mounted", field)
 	}
-	if filepath.Clean(sub) == "." {
-		return root, nil
-	}
-	real, mode, err := inRoot(root, sub)
+	f, err := inRoot(root, "/"+sub)
 	if reason := blame(err); reason != "" {
-		return "", spec.Invalid(field, sub, reason)
+		return source{}, spec.Invalid(field, sub, reason)
 	}
 	if err != nil {
-		return "", fmt.Errorf("resolve %s %q: %w", field, sub, err)
+		return source{}, fmt.Errorf("resolve %s %q: %w", field, sub, err)
 	}
-	if !mode.IsDir() && !mode.IsRegular() {
-		return "", spec.Invalid(field, sub, "is neither a file nor a directory in the image")
+	if !f.mode.IsDir() && !f.mode.IsRegular() {
+		return source{}, spec.Invalid(field, sub, "is neither a file nor a directory in the image")
 	}
-	return real, nil
+	return source{path: f.host, dir: f.mode.IsDir()}, nil
 }
 
 // blame puts into words what is wrong with a path in an image; empty for an
@@ -60,10 +57,10 @@ func makeVolumes(rootfs string, volumes []string) ([]spec.Volume, error) {
 	const field = "image: config.Volumes"
 	var list []spec.Volume
 	for _, v := range volumes {
-		real, mode, err := inRoot(rootfs, v)
+		f, err := inRoot(rootfs, v)
 		if errors.Is(err, os.ErrNotExist) {
 			if err = makeInRoot(rootfs, v); err == nil {
-				real, mode, err = inRoot(rootfs, v)
+				f, err = inRoot(rootfs, v)
 			}
 		}
 		if reason := blame(err); reason != "" {
@@ -72,10 +69,10 @@ func makeVolumes(rootfs string, volumes []string) ([]spec.Volume, error) {
 		if err != nil {
 			return nil, fmt.Errorf("make %s %q: %w", field, v, err)
 		}
-		if !mode.IsDir() && !mode.IsRegular() {
+		if !f.mode.IsDir() && !f.mode.IsRegular() {
 			return nil, spec.Invalid(field, v, "is neither a file nor a directory in the image")
 		}
-		list = append(list, spec.Volume{Path: v, Source: real})
+		list = append(list, spec.Volume{Path: v, Source: f.host})
 	}
 	return list, nil
 }
@@ -90,33 +87,40 @@ func makeInRoot(root, path string) error {
 	return pathrs.MkdirAll(root, strings.TrimPrefix(real, root), 0o755)
 }
 
-// inRoot resolves a path with root as "/" and tells where it is on the host and
-// what it is. The kernel resolves it: there is no moment in which a part of it
-// could be exchanged for a symlink that leads out.
-func inRoot(root, path string) (string, fs.FileMode, error) {
+// found is what a path in a tree leads to.
+type found struct {
+	host   string      // where it is on the host, without symlinks
+	inside string      // the same within the tree, from "/"
+	mode   fs.FileMode // what it is
+}
+
+// inRoot resolves a path with root as "/". The kernel resolves it: there is no
+// moment in which a part of it could be exchanged for a symlink that leads out.
+func inRoot(root, path string) (found, error) {
 	root, err := filepath.EvalSymlinks(root) // the state directory may be reached by one
 	if err != nil {
-		return "", 0, err
+		return found{}, err
 	}
 	handle, err := pathrs.OpenInRoot(root, path)
 	if err != nil {
-		return "", 0, err
+		return found{}, err
 	}
 	defer handle.Close()
 	info, err := handle.Stat()
 	if err != nil {
-		return "", 0, err
+		return found{}, err
 	}
-	real, err := os.Readlink(fmt.Sprintf("/proc/self/fd/%d", handle.Fd()))
+	host, err := os.Readlink(fmt.Sprintf("/proc/self/fd/%d", handle.Fd()))
 	if err != nil {
-		return "", 0, err
+		return found{}, err
 	}
-	again, err := os.Lstat(real)
+	again, err := os.Lstat(host)
 	if err != nil {
-		return "", 0, err
+		return found{}, err
 	}
-	if real != root && !strings.HasPrefix(real, root+"/") || !os.SameFile(info, again) {
-		return "", 0, fmt.Errorf("%s is not below %s", real, root)
+	inside, below := strings.CutPrefix(host, root)
+	if !below || inside != "" && inside[0] != '/' || !os.SameFile(info, again) {
+		return found{}, fmt.Errorf("%s is not below %s", host, root)
 	}
-	return real, info.Mode(), nil
+	return found{host: host, inside: "/" + strings.TrimPrefix(inside, "/"), mode: info.Mode()}, nil
 }
