@@ -213,7 +213,7 @@ func TestContainerIsFoundByItsRoot(t *testing.T) {
 	}
 	defer func() { cmd.Process.Kill(); cmd.Wait() }()
 	var leaks []string
-	for end := time.Now().Add(5 * time.Second); time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
+	for end := time.Now().Add(time.Minute); time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
 		leaks = Diff(before, take(t, scope))
 		if len(leaks) == 1 && strings.HasSuffix(leaks[0], ": sleep 62") {
 			return
