@@ -37,6 +37,8 @@ var (
 	// ErrSlow: a client read more slowly than the container wrote, by more than
 	// is kept for it, and was let go.
 	ErrSlow = errors.New("the client reads too slowly")
+	// ErrNoCheckpoint: this machine cannot checkpoint containers.
+	ErrNoCheckpoint = errors.New("checkpoints are not possible here")
 	// ErrMonitorUnavailable: the node's monitor cannot be reached or started.
 	ErrMonitorUnavailable = errors.New("monitor unavailable")
 )
@@ -81,9 +83,19 @@ type CreateRequest struct {
 	ID     string
 	Bundle string // absolute directory
 	IO     IO
+	// Restore is a directory that Checkpoint wrote: the container's processes go
+	// on from there as soon as it is created, without Start. Empty: none.
+	Restore string
 	// SystemdCgroup has systemd make the cgroup; the specification's cgroupsPath
 	// is then slice:prefix:name.
 	SystemdCgroup bool
+}
+
+// Checkpoint says where Runtime.Checkpoint writes. Both directories are made
+// when missing, and are the caller's to remove.
+type Checkpoint struct {
+	Images string // the state of the processes
+	Work   string // logs
 }
 
 // Process is a container's init as the kernel knows it.
@@ -197,6 +209,18 @@ type Runtime interface {
 	// Exited returns the exit of a container once known. Never blocks; the
 	// kernel (pidfd, exit.json) is asked again when no notice has come.
 	Exited(id string) (Exit, bool)
+	// Pause stops every process of the container until Resume. Idempotent.
+	// ErrNotFound, ErrNotRunning.
+	Pause(ctx context.Context, id string) error
+	// Resume lets a paused container go on. Idempotent; nil when it has ended.
+	Resume(id string) error
+	// CanCheckpoint asks binary and kernel, in some 50 ms. ErrNoCheckpoint says
+	// what is lacking.
+	CanCheckpoint(ctx context.Context) error
+	// Checkpoint writes the state of a container's processes (CRIU), which go on
+	// when it returns, or stay paused where they were. When it fails, what it
+	// wrote is the caller's to remove, and the container to be resumed.
+	Checkpoint(ctx context.Context, id string, c Checkpoint) error
 	// Features is `runc features`, read once.
 	Features(ctx context.Context) (*features.Features, error)
 	// Version is the first line of the binary's --version.

@@ -132,7 +132,7 @@ func creating(id string) bool {
 			continue
 		}
 		args := strings.Split(strings.TrimSuffix(string(data), "\x00"), "\x00")
-		if args[len(args)-1] == id && slices.Contains(args, "--pid-file") && slices.Contains(args, "create") {
+		if args[len(args)-1] == id && slices.Contains(args, "--pid-file") && (slices.Contains(args, "create") || slices.Contains(args, "restore")) {
 			return true
 		}
 	}

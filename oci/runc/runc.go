@@ -109,7 +109,12 @@ func (r *Runtime) createCall(req oci.CreateRequest) monitor.Create {
 	if req.SystemdCgroup {
 		c.Args = append(c.Args, "--systemd-cgroup")
 	}
-	c.Args = append(c.Args, "create", "--bundle", req.Bundle, "--pid-file", c.PidFile)
+	if req.Restore != "" {
+		c.Args = append(c.Args, "restore", "--detach", "--no-subreaper", "--image-path", req.Restore, "--work-path", req.Bundle,
+			"--tcp-established", "--file-locks", "--bundle", req.Bundle, "--pid-file", c.PidFile)
+	} else {
+		c.Args = append(c.Args, "create", "--bundle", req.Bundle, "--pid-file", c.PidFile)
+	}
 	if req.IO.Terminal {
 		c.ConsoleSocket = r.monitor.ConsoleSocket()
 		c.Args = append(c.Args, "--console-socket", c.ConsoleSocket)
