@@ -54,7 +54,7 @@ func (s *Service) CreateContainer(ctx context.Context, req *cri.CreateContainerR
 				return "", fmt.Errorf("remove what an earlier attempt at %s left: %w", name, err)
 			}
 		}
-		return s.createContainer(ctx, op, sb, req.GetConfig())
+		return s.createContainer(ctx, op, sb, req.GetConfig(), nil)
 	})
 	if err != nil {
 		return nil, refused(err)
@@ -83,8 +83,8 @@ func (s *Service) readySandbox(id string) (*sandbox.Sandbox, error) {
 }
 
 // createContainer is a container's birth, one step after the other. Whatever
-// fails, removeContainer undoes it.
-func (s *Service) createContainer(ctx context.Context, op *operation.Operation, sb *sandbox.Sandbox, config *cri.ContainerConfig) (string, error) {
+// fails, removeContainer undoes it. from is the checkpoint it goes on from, or nil.
+func (s *Service) createContainer(ctx context.Context, op *operation.Operation, sb *sandbox.Sandbox, config *cri.ContainerConfig, from *restored) (string, error) {
 	op.Step("find image")
 	images, err := s.findImages(config)
 	if err != nil {
@@ -103,7 +103,7 @@ func (s *Service) createContainer(ctx context.Context, op *operation.Operation, 
 		open()
 		return "", err
 	}
-	err = s.make(ctx, op, c, images)
+	err = s.make(ctx, op, c, images, from)
 	open()
 	if err != nil {
 		err = fmt.Errorf("create container %s at step %s: %w", config.GetMetadata().GetName(), op.Where(), err)
@@ -120,7 +120,7 @@ func (s *Service) createContainer(ctx context.Context, op *operation.Operation, 
 // make has every effect of a container; removeContainer undoes all of them.
 // The record stands before the sandbox is asked once more whether it is ready:
 // a stop that began meanwhile either sees the record or is seen here.
-func (s *Service) make(ctx context.Context, op *operation.Operation, c *sandbox.Container, images containerImages) error {
+func (s *Service) make(ctx context.Context, op *operation.Operation, c *sandbox.Container, images containerImages, from *restored) error {
 	sb, err := s.readySandbox(c.SandboxID)
 	if err != nil {
 		return err
@@ -128,6 +128,12 @@ func (s *Service) make(ctx context.Context, op *operation.Operation, c *sandbox.
 	rt, err := s.runtimeOfPod(sb)
 	if err != nil {
 		return err
+	}
+	if from != nil {
+		op.Step("unpack files of the checkpoint")
+		if err := s.fillUpper(ctx, c, from); err != nil {
+			return err
+		}
 	}
 	op.Step("mount rootfs")
 	if err := s.mountRootfs(sb, c, images.root); err != nil {
@@ -160,12 +166,12 @@ func (s *Service) make(ctx context.Context, op *operation.Operation, c *sandbox.
 	if err := makeLogDirectory(c.LogPath); err != nil {
 		return err
 	}
+	if from != nil {
+		op.Step("take over the checkpoint")
+		return s.recordRestored(c, sp.Process, from)
+	}
 	op.Step("create in the OCI runtime")
-	config := c.Config.Message
-	p, err := s.createInRuntime(ctx, rt, oci.CreateRequest{ID: c.ID, Bundle: s.bundleDir(c.ID), SystemdCgroup: bySystemd(sb), IO: oci.IO{
-		LogPath: c.LogPath, Terminal: config.GetTty(), Stdin: config.GetStdin(), StdinOnce: config.GetStdinOnce(),
-		MaxLine: s.Config.Runtime.MaxLogLine, UID: podIDs(sb).HostUID(sp.Process.User.UID), GID: podIDs(sb).HostGID(sp.Process.User.GID),
-	}})
+	p, err := s.createInRuntime(ctx, rt, s.createRequest(sb, c, sp.Process.User.UID, sp.Process.User.GID))
 	if err != nil {
 		return err
 	}
@@ -176,6 +182,15 @@ func (s *Service) make(ctx context.Context, op *operation.Operation, c *sandbox.
 		c.MadeAt = time.Now().UnixNano()
 	})
 	return err
+}
+
+// createRequest is what the OCI runtime is told of a container beside its bundle.
+func (s *Service) createRequest(sb *sandbox.Sandbox, c *sandbox.Container, uid, gid uint32) oci.CreateRequest {
+	config := c.Config.Message
+	return oci.CreateRequest{ID: c.ID, Bundle: s.bundleDir(c.ID), SystemdCgroup: bySystemd(sb), IO: oci.IO{
+		LogPath: c.LogPath, Terminal: config.GetTty(), Stdin: config.GetStdin(), StdinOnce: config.GetStdinOnce(),
+		MaxLine: s.Config.Runtime.MaxLogLine, UID: podIDs(sb).HostUID(uid), GID: podIDs(sb).HostGID(gid),
+	}}
 }
 
 // injectCDI adds the CDI devices that the request names.

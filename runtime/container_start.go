@@ -63,7 +63,12 @@ func (s *Service) startContainer(ctx context.Context, id string) error {
 		}
 	}()
 	at := time.Now().UnixNano()
-	if err := rt.Start(ctx, id); err != nil {
+	if c.Restore {
+		err = s.startRestored(ctx, rt, sb, c)
+	} else {
+		err = rt.Start(ctx, id)
+	}
+	if err != nil {
 		s.startFailed(c, at, err)
 		_ = rt.KillAll(ctx, id) // what is left of it goes with StopContainer or RemoveContainer at the latest
 		return fmt.Errorf("start container %s: %w", id, err)

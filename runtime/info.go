@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	goruntime "runtime"
+	"time"
 
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
@@ -72,6 +73,9 @@ func (s *Service) statusInfo() map[string]string {
 	}
 	put("operations", running)
 	put("events", s.events.counts())
+	if possible := s.checkpoints.Load(); possible != nil {
+		put("checkpoint", *possible)
+	}
 	return info
 }
 
@@ -109,3 +113,21 @@ func (s *Service) hostInfo() hostFacts {
 	}
 	return f
 }
+
+// readCheckpoints asks every handler, beside the daemon's start, why it cannot
+// checkpoint containers; an empty text means that it can.
+func (s *Service) readCheckpoints() {
+	ctx, cancel := context.WithTimeout(context.Background(), featuresPatience)
+	defer cancel()
+	reasons := map[string]string{}
+	for name, rt := range s.Handlers {
+		reasons[name] = ""
+		if err := rt.CanCheckpoint(ctx); err != nil {
+			reasons[name] = err.Error()
+		}
+	}
+	s.checkpoints.Store(&reasons)
+}
+
+// featuresPatience bounds the questions to OCI runtimes at the daemon's start.
+const featuresPatience = 30 * time.Second

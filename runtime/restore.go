@@ -30,6 +30,8 @@ func (s *Service) Restore(ctx context.Context) error {
 	if err := s.adopt(ctx); err != nil {
 		return err
 	}
+	s.thaw()
+	s.dropHalfRestored(ctx)
 	s.settleBoot()
 	s.settleNamespaces()
 	s.removeHalfMade(ctx)
@@ -38,6 +40,7 @@ func (s *Service) Restore(ctx context.Context) error {
 		return err
 	}
 	s.readFeatures(ctx)
+	s.background.Go(s.readCheckpoints)
 	s.events.serve(time.Now())
 	go s.watchExits(ctx)
 	return nil

@@ -8,6 +8,7 @@ import (
 	"os"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	rspec "github.com/opencontainers/runtime-spec/specs-go"
@@ -70,6 +71,8 @@ type Service struct {
 	handlers   []*cri.RuntimeHandler
 	abilities  map[string]abilities // of each handler, by name
 	features   *cri.RuntimeFeatures
+	// checkpoints is why each handler cannot checkpoint; nil until that is known.
+	checkpoints atomic.Pointer[map[string]string]
 
 	creating   sync.RWMutex  // read-held while the OCI runtime makes cgroups
 	closing    chan struct{} // closed by Close

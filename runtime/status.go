@@ -13,6 +13,7 @@ import (
 	"berth/network"
 	"berth/network/hostport"
 	"berth/oci"
+	"berth/oci/checkpoint"
 	"berth/oci/spec"
 	"berth/runtime/streaming"
 	"berth/sandbox"
@@ -45,6 +46,9 @@ var codeOf = []struct {
 	{errInvalid, codes.InvalidArgument},
 	{spec.ErrUnsupported, codes.Unimplemented},
 	{oci.ErrUnsupported, codes.Unimplemented},
+	{oci.ErrNoCheckpoint, codes.Unimplemented},
+	{checkpoint.ErrExists, codes.AlreadyExists},
+	{checkpoint.ErrInvalid, codes.InvalidArgument},
 	{namespaces.ErrInvalid, codes.InvalidArgument},
 	{network.ErrInvalid, codes.InvalidArgument},
 	{image.ErrInvalidReference, codes.InvalidArgument},

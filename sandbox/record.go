@@ -54,6 +54,9 @@ type Sandbox struct {
 	Network      json.RawMessage `json:"network,omitempty"`    // network.Result; present from before CNI ADD until DEL is done
 	IPs          []string        `json:"ips,omitempty"`        // kept after DEL, for whoever asks later
 	Steps        []Step          `json:"steps,omitempty"`
+	// Checkpointing is the directory of a checkpoint in progress, during which
+	// the pod may be frozen.
+	Checkpointing string `json:"checkpointing,omitempty"`
 }
 
 func (s *Sandbox) key() (string, string, int64) { return s.ID, s.Name, s.CreatedAt }
@@ -106,6 +109,7 @@ type Container struct {
 	User       User                                  `json:"user"`
 	Resources  *Config[*cri.LinuxContainerResources] `json:"resources,omitempty"`  // after an update
 	SharedPIDs bool                                  `json:"sharedPIDs,omitempty"` // its processes outlive its init
+	Restore    bool                                  `json:"restore,omitempty"`    // its start continues processes of a checkpoint
 }
 
 // User is who a container's process runs as.

@@ -34,6 +34,7 @@ var rooms = map[string][]string{
 	"berth/image/rootfs":       {"berth/image/layer"},
 	"berth/oci":                {},
 	"berth/oci/spec":           {},
+	"berth/oci/checkpoint":     {},
 	"berth/oci/runc":           {"berth/oci", "berth/oci/monitor"},
 	"berth/oci/monitor":        {},
 	"berth/network":            {"berth/sandbox/namespaces"},
