@@ -122,12 +122,34 @@ func (s *Service) selectContainers(f *cri.ContainerFilter) []*sandbox.Container 
 
 // StreamContainerStats is ListContainerStats in parts.
 func (s *Service) StreamContainerStats(req *cri.StreamContainerStatsRequest, stream grpc.ServerStreamingServer[cri.StreamContainerStatsResponse]) error {
-	list, err := s.ListContainerStats(stream.Context(), &cri.ListContainerStatsRequest{Filter: req.GetFilter()})
+	all, err := s.listContainerStats(stream.Context(), req.GetFilter())
 	if err != nil {
 		return err
 	}
-	return inParts(list.GetStats(), func(part []*cri.ContainerStats) error {
+	return inParts(all, func(part []*cri.ContainerStats) error {
 		return stream.Send(&cri.StreamContainerStatsResponse{ContainerStats: part})
+	})
+}
+
+// StreamPodSandboxStats is ListPodSandboxStats in parts.
+func (s *Service) StreamPodSandboxStats(req *cri.StreamPodSandboxStatsRequest, stream grpc.ServerStreamingServer[cri.StreamPodSandboxStatsResponse]) error {
+	all, err := s.listPodSandboxStats(stream.Context(), req.GetFilter())
+	if err != nil {
+		return err
+	}
+	return inParts(all, func(part []*cri.PodSandboxStats) error {
+		return stream.Send(&cri.StreamPodSandboxStatsResponse{PodSandboxStats: part})
+	})
+}
+
+// StreamPodSandboxMetrics is ListPodSandboxMetrics in parts.
+func (s *Service) StreamPodSandboxMetrics(_ *cri.StreamPodSandboxMetricsRequest, stream grpc.ServerStreamingServer[cri.StreamPodSandboxMetricsResponse]) error {
+	all, err := s.listPodSandboxMetrics(stream.Context())
+	if err != nil {
+		return err
+	}
+	return inParts(all, func(part []*cri.PodSandboxMetrics) error {
+		return stream.Send(&cri.StreamPodSandboxMetricsResponse{PodSandboxMetrics: part})
 	})
 }
 

@@ -182,6 +182,14 @@ func TestStreamsOfStatsAndImages(t *testing.T) {
 	if err != nil || len(figures) != 1 || len(figures[0].GetContainerStats()) != 1 || figures[0].GetContainerStats()[0].GetAttributes().GetId() != id {
 		t.Errorf("statistics of one running container: %v, error %v", figures, err)
 	}
+	pods, err := messages(e.rt.StreamPodSandboxStats(e.ctx, &cri.StreamPodSandboxStatsRequest{}))
+	if err != nil || len(pods) != 1 || len(pods[0].GetPodSandboxStats()) != 1 || pods[0].GetPodSandboxStats()[0].GetAttributes().GetId() != pod {
+		t.Errorf("statistics of one pod: %v, error %v", pods, err)
+	}
+	metrics, err := messages(e.rt.StreamPodSandboxMetrics(e.ctx, &cri.StreamPodSandboxMetricsRequest{}))
+	if err != nil || len(metrics) != 1 || len(metrics[0].GetPodSandboxMetrics()) != 1 || metrics[0].GetPodSandboxMetrics()[0].GetPodSandboxId() != pod {
+		t.Errorf("metrics of one pod: %v, error %v", metrics, err)
+	}
 	gone, leave := context.WithCancel(e.ctx)
 	leave()
 	if _, err := messages(e.rt.StreamContainers(gone, &cri.StreamContainersRequest{})); status.Code(err) != codes.Canceled {
