@@ -349,3 +349,22 @@ func TestAnImageWithoutLayers(t *testing.T) {
 		t.Errorf("the root has %q", got)
 	}
 }
+
+// The config can be read as it came, and is not found once the image is gone.
+func TestRawConfig(t *testing.T) {
+	leakcheck.Start(t)
+	reg := newRegistry(t)
+	reg.push("app", "1", gzipLayer(tarOf(t, file{name: "f"})))
+	s := open(t, t.TempDir(), nil, reg)
+	id := mustPull(t, s, reg.ref("app:1"))
+	raw, err := s.RawConfig(id)
+	if err != nil || digest.FromBytes(raw).String() != id {
+		t.Errorf("%s, %v; want the bytes of %s", raw, err, id)
+	}
+	if err := s.Remove(t.Context(), id); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.RawConfig(id); !errors.Is(err, ErrNotFound) {
+		t.Errorf("removed: %v", err)
+	}
+}

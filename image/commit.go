@@ -174,6 +174,7 @@ func (r *run) record(numbers []int) error {
 			img.Digests = appendNew(img.Digests, r.job.repository.withDigest(doc.digest))
 		}
 	}
+	img.Annotations = r.leaf().annotations()
 	if reflect.DeepEqual(img, s.images[r.id]) && s.images.hasTags(r.job.tags, r.id) {
 		return nil // nothing new: no write, no sync
 	}

@@ -31,6 +31,29 @@ func (d document) isIndex() bool {
 	return d.mediaType == ispec.MediaTypeImageIndex || d.mediaType == manifest.DockerV2ListMediaType
 }
 
+// maxAnnotations is how many bytes of a manifest's annotations are kept: every
+// list of images carries them.
+const maxAnnotations = 16 << 10
+
+// annotations are a manifest's; nil when there are none or too many. Values
+// that no CRI message can carry (they are not UTF-8) cannot come out of JSON.
+func (d document) annotations() map[string]string {
+	var m struct {
+		Annotations map[string]string `json:"annotations"`
+	}
+	if err := json.Unmarshal(d.data, &m); err != nil || len(m.Annotations) == 0 {
+		return nil
+	}
+	size := 0
+	for k, v := range m.Annotations {
+		size += len(k) + len(v)
+	}
+	if size > maxAnnotations {
+		return nil
+	}
+	return m.Annotations
+}
+
 // newDocument decides what a document is. The type in the document and the one
 // it was served with must not contradict each other, nor may it be two things
 // at once: whoever checks it and whoever runs it must read the same.

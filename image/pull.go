@@ -25,8 +25,12 @@ type PullRequest struct {
 // pull; a caller whose ctx ends leaves it, and when all have left it ends
 // within two seconds. A failed pull leaves nothing behind.
 //
-// The error is an *Error, or ctx's.
+// The error is an *Error, or ctx's; ErrInvalidReference for an id, which no
+// registry knows.
 func (s *Store) Pull(ctx context.Context, r PullRequest) (string, error) {
+	if _, full := asID(r.Reference); full {
+		return "", fmt.Errorf("%w: %q is an image id; pull by name", ErrInvalidReference, r.Reference)
+	}
 	n, err := parseName(r.Reference)
 	if err != nil {
 		return "", err

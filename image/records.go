@@ -27,11 +27,14 @@ type Record struct {
 	// Size is what the image takes on disk, in bytes: its layers unpacked
 	// (each once, shared with other images or not), manifests and config.
 	// It is what removing the image can free, which is what callers ask for.
-	Size     uint64
-	Config   ispec.Image
-	Pinned   bool
-	Layers   []string // diff directories, absolute, bottom first, as to be mounted
-	PulledAt time.Time
+	Size   uint64
+	Config ispec.Image
+	// Annotations are the manifest's, shared: read only. Nil when they are too
+	// many to be carried along in every list.
+	Annotations map[string]string
+	Pinned      bool
+	Layers      []string // diff directories, absolute, bottom first, as to be mounted
+	PulledAt    time.Time
 }
 
 // saved is an image in refs.json.
@@ -43,6 +46,8 @@ type saved struct {
 	// LayerBlobs are the layers as they were fetched, when those are kept.
 	LayerBlobs []digest.Digest `json:"layerBlobs,omitempty"`
 	PulledAt   time.Time       `json:"pulledAt"`
+	// Annotations of the manifest that was pulled last; see Record.
+	Annotations map[string]string `json:"annotations,omitempty"`
 	// Removed images are invisible; they are kept for containers that hold them.
 	Removed bool `json:"removed,omitempty"`
 }

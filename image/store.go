@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"maps"
 	"os"
-	"path"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -30,12 +29,13 @@ type Options struct {
 	AuthFile               string        // containers-auth.json(5); none means only what a pull brings
 	IdleTimeout            time.Duration // a registry that sends nothing for so long is given up; 60 s
 	KeepLayerBlobs         bool          // keep layers as they were fetched, too
-	Pinned                 []string      // names of images to report as pinned; "*" matches within a path element
+	Pinned                 []string      // images to report as pinned; see CheckPin
 }
 
 // Store is the node's images. All methods may be called at the same time.
 type Store struct {
 	opt    Options
+	pins   []pin
 	blobs  *content.Store
 	layers *layers
 	trash  *trash
@@ -91,12 +91,16 @@ func openOn(ctx context.Context, o Options, d *disk) (*Store, error) {
 	if o.IdleTimeout <= 0 {
 		o.IdleTimeout = time.Minute
 	}
+	pins, err := parsePins(o.Pinned)
+	if err != nil {
+		return nil, fmt.Errorf("open image store: %w", err)
+	}
 	for _, dir := range []string{"", "layers", "staging", "blobs/sha256"} {
 		if err := os.MkdirAll(filepath.Join(o.Root, dir), 0o700); err != nil {
 			return nil, fmt.Errorf("open image store: %w", err)
 		}
 	}
-	s := &Store{opt: o, disk: d, holders: map[string]map[string]bool{}, configs: map[string]ispec.Image{}}
+	s := &Store{opt: o, pins: pins, disk: d, holders: map[string]map[string]bool{}, configs: map[string]ispec.Image{}}
 	s.life, s.closing = context.WithCancel(context.Background())
 	s.flights.running = map[string]*flight{}
 	s.claims.open = map[digest.Digest]*claim{}
@@ -189,6 +193,19 @@ func lean(c ispec.Image) ispec.Image {
 	return c
 }
 
+// RawConfig reads an image's config as it came, from the disk. ErrNotFound when
+// there is no such image (any more).
+func (s *Store) RawConfig(id string) (json.RawMessage, error) {
+	data, err := s.blobs.Get(digest.Digest(id))
+	if err != nil && s.view.Load().byID[id] == nil {
+		return nil, fmt.Errorf("%w: %s", ErrNotFound, id)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read config of image %s: %w", id, err)
+	}
+	return data, nil
+}
+
 func (s *Store) wantsBlob(d digest.Digest) bool {
 	for id, img := range s.images {
 		if id == d.String() || slices.Contains(img.Blobs, d) {
@@ -259,7 +276,7 @@ func (s *Store) publish() {
 func (s *Store) record(id string, img *saved) *Record {
 	r := &Record{
 		ID: id, RepoTags: slices.Clone(img.Tags), RepoDigests: slices.Clone(img.Digests),
-		Config: s.configs[id], PulledAt: img.PulledAt,
+		Config: s.configs[id], Annotations: img.Annotations, PulledAt: img.PulledAt,
 	}
 	slices.Sort(r.RepoTags)
 	bottom := 0
@@ -281,20 +298,6 @@ func (s *Store) record(id string, img *saved) *Record {
 	}
 	r.Pinned = s.isPinned(r)
 	return r
-}
-
-func (s *Store) isPinned(r *Record) bool {
-	for _, pattern := range s.opt.Pinned {
-		if full, err := parseName(pattern); err == nil {
-			pattern = full.String()
-		}
-		for _, n := range slices.Concat(r.RepoTags, r.RepoDigests) {
-			if ok, err := path.Match(pattern, n); ok && err == nil {
-				return true
-			}
-		}
-	}
-	return false
 }
 
 // overhead measures what is not a layer: records, blobs, the directories.

@@ -332,6 +332,9 @@ func (s *Service) findImage(field string, i *cri.ImageSpec) (*image.Record, erro
 	if err := checkReference(i.GetImage()); err != nil {
 		return nil, fmt.Errorf("%s: %w", strings.TrimSuffix(field, ".image"), err)
 	}
+	if _, err := s.handlerName(i.GetRuntimeHandler()); err != nil {
+		return nil, fmt.Errorf("%s: %w", field, err)
+	}
 	img, err := s.Images.Resolve(i.GetImage())
 	if err != nil {
 		return nil, fmt.Errorf("%s.image: %w", field, err)

@@ -139,7 +139,7 @@ func (s *Service) containerStats(c *sandbox.Container, r stats.Result) *cri.Cont
 	}
 	if l := r.Layer; l != nil {
 		out.WritableLayer = &cri.FilesystemUsage{
-			Timestamp: l.At.UnixNano(), FsId: &cri.FilesystemIdentifier{Mountpoint: s.Images.Usage().Mountpoint}, // as ImageFsInfo names it
+			Timestamp: l.At.UnixNano(), FsId: &cri.FilesystemIdentifier{Mountpoint: s.layerMountpoint()},
 			UsedBytes: criNumber(&l.Bytes), InodesUsed: criNumber(&l.Inodes),
 		}
 	}

@@ -166,8 +166,8 @@ func TestContainerStatsWritableLayer(t *testing.T) {
 	if layer.GetTimestamp() == 0 || layer.GetUsedBytes().GetValue() < 100000 || layer.GetUsedBytes().GetValue() > 200000 || layer.GetInodesUsed().GetValue() != 2 {
 		t.Errorf("layer: %v", layer)
 	}
-	if want := fs.ContainerFilesystems[0].GetFsId().GetMountpoint(); want == "" || layer.GetFsId().GetMountpoint() != want {
-		t.Errorf("layer is on %q, containers are on %q", layer.GetFsId().GetMountpoint(), want)
+	if want := fs.ImageFilesystems[0].GetFsId().GetMountpoint(); want == "" || layer.GetFsId().GetMountpoint() != want || fs.ContainerFilesystems != nil {
+		t.Errorf("layer is on %q, images on %q, containers apart on %v", layer.GetFsId().GetMountpoint(), want, fs.ContainerFilesystems)
 	}
 }
 

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"path/filepath"
 	"strings"
 	"time"
 
@@ -12,7 +13,9 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"berth/image"
+	"berth/image/rootfs"
 	"berth/oci/spec"
+	"berth/runtime/stats"
 )
 
 // imageService is CRI's ImageService.
@@ -43,7 +46,7 @@ func (i *imageService) PullImage(ctx context.Context, req *cri.PullImageRequest)
 		return nil, err
 	}
 	if _, err := i.service.handlerName(req.GetImage().GetRuntimeHandler()); err != nil {
-		return nil, err
+		return nil, fmt.Errorf("image: %w", err)
 	}
 	pull := image.PullRequest{Reference: ref}
 	if a := req.GetAuth(); a != nil {
@@ -113,7 +116,8 @@ func (i *imageService) list(f *cri.ImageFilter) ([]*cri.Image, error) {
 	return out, nil
 }
 
-// ImageStatus answers from memory; an absent image is no error but an empty reply.
+// ImageStatus answers from memory, but for verbose; an absent image is no error
+// but an empty reply.
 func (i *imageService) ImageStatus(_ context.Context, req *cri.ImageStatusRequest) (*cri.ImageStatusResponse, error) {
 	ref := req.GetImage().GetImage()
 	if err := checkReference(ref); err != nil {
@@ -128,17 +132,31 @@ func (i *imageService) ImageStatus(_ context.Context, req *cri.ImageStatusReques
 	}
 	reply := &cri.ImageStatusResponse{Image: criImage(r)}
 	if req.GetVerbose() {
-		b, err := json.Marshal(struct {
-			ID     string   `json:"id"`
-			Layers []string `json:"layers"`
-			Spec   any      `json:"imageSpec"`
-		}{r.ID, r.Layers, r.Config})
-		if err != nil {
-			return nil, fmt.Errorf("describe image %s: %w", r.ID, err)
+		reply.Info, err = i.info(r)
+		if errors.Is(err, image.ErrNotFound) { // removed since
+			return &cri.ImageStatusResponse{}, nil
 		}
-		reply.Info = map[string]string{"info": string(b)}
 	}
-	return reply, nil
+	return reply, err
+}
+
+// info is what operators see with crictl inspecti; tools look for the key
+// imageSpec, which is the image's config as it came.
+func (i *imageService) info(r *image.Record) (map[string]string, error) {
+	config, err := i.service.Images.RawConfig(r.ID)
+	if err != nil {
+		return nil, err
+	}
+	b, err := json.Marshal(struct {
+		ID       string          `json:"id"`
+		PulledAt time.Time       `json:"pulledAt"`
+		Layers   []string        `json:"layers"`
+		Spec     json.RawMessage `json:"imageSpec"`
+	}{r.ID, r.PulledAt, r.Layers, config})
+	if err != nil {
+		return nil, fmt.Errorf("describe image %s: %w", r.ID, err)
+	}
+	return map[string]string{"info": string(b)}, nil
 }
 
 // RemoveImage removes an image with all its names; nil for one that is gone.
@@ -154,19 +172,51 @@ func (i *imageService) RemoveImage(ctx context.Context, req *cri.RemoveImageRequ
 }
 
 // ImageFsInfo tells what images take of their filesystem, counted while they
-// were unpacked.
-func (i *imageService) ImageFsInfo(context.Context, *cri.ImageFsInfoRequest) (*cri.ImageFsInfoResponse, error) {
+// were unpacked; and, only when writable layers lie on another filesystem, what
+// the containers' directory takes of that.
+func (i *imageService) ImageFsInfo(ctx context.Context, _ *cri.ImageFsInfoRequest) (*cri.ImageFsInfoResponse, error) {
 	u := i.service.Images.Usage()
-	fs := &cri.FilesystemUsage{
-		Timestamp: time.Now().UnixNano(), FsId: &cri.FilesystemIdentifier{Mountpoint: u.Mountpoint},
-		UsedBytes: &cri.UInt64Value{Value: u.Bytes}, InodesUsed: &cri.UInt64Value{Value: u.Inodes},
+	usage := func(at time.Time, dir string, bytes, inodes uint64) []*cri.FilesystemUsage {
+		return []*cri.FilesystemUsage{{
+			Timestamp: at.UnixNano(), FsId: &cri.FilesystemIdentifier{Mountpoint: dir},
+			UsedBytes: &cri.UInt64Value{Value: bytes}, InodesUsed: &cri.UInt64Value{Value: inodes},
+		}}
 	}
-	return &cri.ImageFsInfoResponse{ImageFilesystems: []*cri.FilesystemUsage{fs}, ContainerFilesystems: []*cri.FilesystemUsage{fs}}, nil
+	reply := &cri.ImageFsInfoResponse{ImageFilesystems: usage(time.Now(), u.Mountpoint, u.Bytes, u.Inodes)}
+	if d := i.service.writable; d != nil {
+		size, err := d.Size(ctx)
+		if err != nil {
+			return nil, err
+		}
+		reply.ContainerFilesystems = usage(size.At, d.Path(), size.Bytes, size.Inodes)
+	}
+	return reply, nil
 }
 
-// criImage shows a record to the kubelet: with a uid or with a username, never both.
+// containerDisk is the containers' directory when it lies on another filesystem
+// than the images, else nil. Both exist since records and images were opened.
+func containerDisk(root string) (*stats.Directory, error) {
+	dir := filepath.Join(root, "containers")
+	same, err := stats.SameFilesystem(dir, filepath.Join(root, "images"))
+	if err != nil || same {
+		return nil, err
+	}
+	return stats.NewDirectory(dir, rootfs.Usage), nil
+}
+
+// layerMountpoint names the filesystem of writable layers as ImageFsInfo does.
+func (s *Service) layerMountpoint() string {
+	if s.writable != nil {
+		return s.writable.Path()
+	}
+	return s.Images.Usage().Mountpoint
+}
+
+// criImage shows a record to the kubelet: with a uid or with a username, never
+// both. Every handler uses the same images, so none is named.
 func criImage(r *image.Record) *cri.Image {
-	out := &cri.Image{Id: r.ID, RepoTags: r.RepoTags, RepoDigests: r.RepoDigests, Size: r.Size, Pinned: r.Pinned}
+	out := &cri.Image{Id: r.ID, RepoTags: r.RepoTags, RepoDigests: r.RepoDigests, Size: r.Size, Pinned: r.Pinned,
+		Spec: &cri.ImageSpec{Image: r.ID, Annotations: r.Annotations}}
 	out.Uid, out.Username = spec.ImageUser(r.Config.Config.User)
 	return out
 }

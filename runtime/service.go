@@ -67,6 +67,7 @@ type Service struct {
 	events     events
 	podLife    podLife
 	stats      *stats.Collector
+	writable   *stats.Directory // the containers' directory, where it is not on the images' filesystem; else nil
 	cdi        *cdi.Devices
 	handlers   []*cri.RuntimeHandler
 	abilities  map[string]abilities // of each handler, by name
@@ -90,7 +91,12 @@ func New(p Parts) (*Service, error) {
 	if err != nil {
 		return nil, err
 	}
+	writable, err := containerDisk(p.Config.Root)
+	if err != nil {
+		return nil, err
+	}
 	s := &Service{
+		writable:   writable,
 		Parts:      p,
 		cdi:        devices,
 		bootID:     strings.TrimSpace(string(boot)),

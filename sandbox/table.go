@@ -8,6 +8,7 @@ import (
 	"sort"
 	"strings"
 	"sync"
+	"syscall"
 )
 
 // Record is what a Table keeps: an object with an id and a name, copied whole.
@@ -167,7 +168,14 @@ func (t *Table[T, R]) Remove(id string) error {
 	m.(*sync.Mutex).Lock()
 	defer m.(*sync.Mutex).Unlock()
 	gone := filepath.Join(t.trash, id)
-	if err := t.disk.Rename(t.Dir(id), gone); err != nil && !errors.Is(err, os.ErrNotExist) {
+	err := t.disk.Rename(t.Dir(id), gone)
+	if errors.Is(err, syscall.EXDEV) {
+		// The records' directory is a mount of its own, away from the trash. A
+		// directory without its record is deleted at the next start at the latest.
+		gone = t.Dir(id)
+		err = os.Remove(filepath.Join(gone, t.file))
+	}
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
 		return fmt.Errorf("remove record of %s: %w", id, err)
 	}
 	t.mu.Lock()

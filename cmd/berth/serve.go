@@ -32,7 +32,7 @@ func serveCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use: "serve", Short: "Run the CRI daemon", Args: cobra.NoArgs,
 		RunE: func(*cobra.Command, []string) error {
-			cfg, err := config.Load(file)
+			cfg, err := load(file)
 			if err != nil {
 				return err
 			}

@@ -62,6 +62,8 @@ type Image struct {
 	Config ispec.ImageConfig
 	Layers []Layer
 	Docker bool
+	// Annotations are the manifest's.
+	Annotations map[string]string
 	// Stamp makes otherwise equal images differ: it becomes the config's author.
 	Stamp string
 }
@@ -175,7 +177,7 @@ func (m Image) encode() (p Published, blobs [][]byte, err error) {
 		Config:   m.Config,
 		RootFS:   ispec.RootFS{Type: "layers"},
 	}
-	manifest := ispec.Manifest{Versioned: specs.Versioned{SchemaVersion: 2}, MediaType: ispec.MediaTypeImageManifest}
+	manifest := ispec.Manifest{Versioned: specs.Versioned{SchemaVersion: 2}, MediaType: ispec.MediaTypeImageManifest, Annotations: m.Annotations}
 	configType := ispec.MediaTypeImageConfig
 	if m.Docker {
 		manifest.MediaType, configType = DockerManifest, DockerConfig

@@ -50,7 +50,7 @@ type Image struct {
 	AuthFile               string   `toml:"auth_file" comment:"containers-auth.json(5), used when a pull brings no credentials. Empty: none."`
 	MaxConcurrentDownloads int      `toml:"max_concurrent_downloads" comment:"Layers fetched at once, per pull (1 to 64)."`
 	IdleTimeout            Duration `toml:"idle_timeout" comment:"A layer that brings no byte for this long fails the pull."`
-	Pinned                 []string `toml:"pinned" comment:"Image references that kubelet's garbage collection leaves alone."`
+	Pinned                 []string `toml:"pinned" comment:"Images that kubelet's garbage collection leaves alone: a reference, the beginning of one and a *, or a part of one between two *."`
 	KeepLayerBlobs         bool     `toml:"keep_layer_blobs" comment:"Also keep layers as they were fetched, compressed."`
 }
 

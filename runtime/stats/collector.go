@@ -46,10 +46,7 @@ type Collector struct {
 // again for a directory while a call for it runs.
 func NewCollector(cgroups *Cgroups, measure func(dir string) (bytes, inodes uint64, err error)) *Collector {
 	return &Collector{cgroups: cgroups, rates: rates{byID: map[string]*rate{}}, files: newBehind(cgroups.files),
-		layers: newBehind(func(dir string) (Layer, error) {
-			bytes, inodes, err := measure(dir)
-			return Layer{At: time.Now(), Bytes: bytes, Inodes: inodes}, err
-		})}
+		layers: newSizes(measure)}
 }
 
 // Collect measures targets; results are in their order, and the failure of one

@@ -50,6 +50,19 @@ type Filesystem struct {
 	Bytes, Inodes, InodeFree uint64
 }
 
+// SameFilesystem tells whether two directories lie on one filesystem.
+func SameFilesystem(a, b string) (bool, error) {
+	var device [2]uint64
+	for i, dir := range []string{a, b} {
+		var st unix.Stat_t
+		if err := unix.Stat(dir, &st); err != nil {
+			return false, fmt.Errorf("look at filesystem of %s: %w", dir, err)
+		}
+		device[i] = st.Dev
+	}
+	return device[0] == device[1], nil
+}
+
 // ReadFilesystem looks at the filesystem below a directory.
 func ReadFilesystem(dir string) (Filesystem, error) {
 	var fs unix.Statfs_t
