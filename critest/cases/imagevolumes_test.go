@@ -255,3 +255,31 @@ func TestArtifactIsNoImageVolume(t *testing.T) {
 	_, err = e.rt.CreateContainer(e.ctx, &cri.CreateContainerRequest{PodSandboxId: e.run(config), Config: c, SandboxConfig: config})
 	e.refused("mount", err, codes.NotFound, "desc = ImageVolumeMountFailed: ", artifact)
 }
+
+// In a pod with a user namespace images and their volumes belong to whom the
+// image says, as the pod counts, beside a pod without that shares the layers.
+func TestImageVolumeInAUserNamespace(t *testing.T) {
+	e := start(t, node.Options{})
+	publish(t, "cases/mapped", "1", volumes("/made/deep", "/own"), layer(t, images.Dir("own", 0o755),
+		images.Entry{Header: tar.Header{Typeflag: tar.TypeReg, Name: "own/file", Mode: 0o600, Uid: 1000, Gid: 1000}, Data: []byte("x")}))
+	id := e.pull("docker.io/cases/mapped:1")
+	for _, mapped := range []bool{true, false} {
+		config := e.sandbox()
+		mapping := []*cri.IDMapping{{HostId: 1 << 20, Length: 65536}}
+		c := command("c", `stat -c '%u:%g %n' /vol /vol/own/file /sub /sub/file /made /made/deep /own /own/file
+			touch /vol/x 2>/dev/null || echo read-only; touch /made/deep/x /own/x && stat -c %u /made/deep/x`)
+		c.Image.Image = id
+		c.Mounts = []*cri.Mount{imageMount("/vol", id, ""), imageMount("/sub", id, "own")}
+		c.Linux.SecurityContext.ReadonlyRootfs = true
+		if mapped {
+			options := &cri.UserNamespace{Mode: cri.NamespaceMode_POD, Uids: mapping, Gids: mapping}
+			config.Linux.SecurityContext.NamespaceOptions.UsernsOptions = options
+			c.Linux.SecurityContext.NamespaceOptions.UsernsOptions = options
+			c.Mounts[0].UidMappings, c.Mounts[0].GidMappings = mapping, mapping // as a kubelet may
+		}
+		want := "0:0 /vol\n1000:1000 /vol/own/file\n0:0 /sub\n1000:1000 /sub/file\n0:0 /made\n0:0 /made/deep\n0:0 /own\n1000:1000 /own/file\nread-only\n0\n"
+		if got := e.output(e.run(config), c, config); got != want {
+			t.Errorf("user namespace %v: %q, want %q", mapped, got, want)
+		}
+	}
+}

@@ -34,7 +34,7 @@ func CheckContainer(config *cri.ContainerConfig, sandbox *cri.PodSandboxConfig) 
 	if err := modes.userNS.checkMapped(sc); err != nil {
 		return err
 	}
-	if err := checkMounts(config.GetMounts()); err != nil {
+	if err := checkMounts(config.GetMounts(), modes.userNS); err != nil {
 		return err
 	}
 	if err := checkDevices(config.GetDevices()); err != nil {

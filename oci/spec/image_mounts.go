@@ -47,6 +47,15 @@ func checkImageMount(field string, m *cri.Mount) error {
 	return checkSubPath(field+".image_sub_path", m.GetImageSubPath())
 }
 
+// checkImageMappings takes no mappings but those of the pod, with which its
+// images are mounted in any case.
+func checkImageMappings(field string, m *cri.Mount, ids *IDMap) error {
+	if uids, _, ofPod := MountMappings(m, ids); len(uids) > 0 && !ofPod {
+		return Unsupported(field+".uidMappings", "", "an image takes no mappings but those of its pod's user namespace")
+	}
+	return nil
+}
+
 // checkSubPath takes paths that stay inside an image by their text alone.
 // Symlinks in the image are runtime/resolve's.
 func checkSubPath(field, p string) error {

@@ -48,6 +48,12 @@ func TestRefusalsImageMounts(t *testing.T) {
 		}
 	}
 	in := base()
+	mapping := []*cri.IDMapping{{HostId: 70000, Length: 65536}}
+	mount(imageMount(func(m *cri.Mount) { m.UidMappings, m.GidMappings = mapping, mapping }))(&in)
+	if err := CheckContainer(in.Config, in.Sandbox); !errors.Is(err, ErrImageVolume) || !errors.Is(err, ErrUnsupported) {
+		t.Errorf("mappings of its own: %v", err)
+	}
+	in = base()
 	mount(&cri.Mount{ContainerPath: "/c", HostPath: "h"})(&in)
 	if err := CheckContainer(in.Config, in.Sandbox); err == nil || errors.Is(err, ErrImageVolume) {
 		t.Errorf("a host path's error is an image volume's: %v", err)

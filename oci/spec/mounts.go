@@ -17,9 +17,13 @@ const RROUnsupported = "RROUnsupported"
 // bindOptions that a request may ask for, and their opposites in no way.
 var bindOptions = []string{"noexec", "nodev", "nosuid"}
 
-func checkMounts(mounts []*cri.Mount) error {
+func checkMounts(mounts []*cri.Mount, ids *IDMap) error {
 	for i, m := range mounts {
-		err := checkMount(fmt.Sprintf("mounts[%d]", i), m)
+		field := fmt.Sprintf("mounts[%d]", i)
+		err := checkMount(field, m)
+		if err == nil && m.GetImage() != nil {
+			err = checkImageMappings(field, m, ids)
+		}
 		if m.GetImage() != nil {
 			err = ImageVolume(err)
 		}

@@ -102,7 +102,11 @@ func Resolve(r Request) (spec.Resolved, error) {
 	if err := checkTargets(r, sources); err != nil {
 		return spec.Resolved{}, err
 	}
-	if out.Volumes, err = makeVolumes(r.Rootfs, volumes); err != nil {
+	ids, err := spec.SandboxIDMap(r.Sandbox)
+	if err != nil {
+		return spec.Resolved{}, err
+	}
+	if out.Volumes, err = makeVolumes(r.Rootfs, volumes, ids); err != nil {
 		return spec.Resolved{}, err
 	}
 	if out.MountSources, err = makeSources(sources); err != nil {

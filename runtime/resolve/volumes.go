@@ -52,14 +52,14 @@ func blame(err error) string {
 }
 
 // makeVolumes makes those of an image's volumes that its layers do not have as
-// directories, owned by root, in the container's writable layer.
-func makeVolumes(rootfs string, volumes []string) ([]spec.Volume, error) {
+// directories, owned by the pod's root, in the container's writable layer.
+func makeVolumes(rootfs string, volumes []string, ids *spec.IDMap) ([]spec.Volume, error) {
 	const field = "image: config.Volumes"
 	var list []spec.Volume
 	for _, v := range volumes {
 		f, err := inRoot(rootfs, v)
 		if errors.Is(err, os.ErrNotExist) {
-			if err = makeInRoot(rootfs, v); err == nil {
+			if err = makeInRoot(rootfs, v, ids); err == nil {
 				f, err = inRoot(rootfs, v)
 			}
 		}
@@ -79,12 +79,27 @@ func makeVolumes(rootfs string, volumes []string) ([]spec.Volume, error) {
 
 // makeInRoot makes a directory with root as "/", also where a symlink leads to
 // nothing yet. Nothing runs in the rootfs at this time.
-func makeInRoot(root, path string) error {
+func makeInRoot(root, path string, ids *spec.IDMap) error {
 	real, err := securejoin.SecureJoin(root, path)
 	if err != nil {
 		return err
 	}
-	return pathrs.MkdirAll(root, strings.TrimPrefix(real, root), 0o755)
+	var made []string
+	for dir := real; len(dir) > len(root); dir = filepath.Dir(dir) {
+		if _, err := os.Lstat(dir); err == nil {
+			break
+		}
+		made = append(made, dir)
+	}
+	if err := pathrs.MkdirAll(root, strings.TrimPrefix(real, root), 0o755); err != nil {
+		return err
+	}
+	for _, dir := range made {
+		if err := os.Lchown(dir, int(ids.HostUID(0)), int(ids.HostGID(0))); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // found is what a path in a tree leads to.

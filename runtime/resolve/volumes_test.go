@@ -96,7 +96,7 @@ func TestImageSourceBelowALink(t *testing.T) {
 func TestMakeVolumes(t *testing.T) {
 	root, outside := hostileTree(t)
 	asked := []string{"/absolute/new/er", "/climbs", "/dangling", "/etc/passwd", "/fresh", "/out/x", "/srv/data", "/up"}
-	list, err := makeVolumes(root, asked)
+	list, err := makeVolumes(root, asked, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -118,7 +118,7 @@ func TestMakeVolumes(t *testing.T) {
 	if left, err := os.ReadDir(outside); err != nil || len(left) != 1 {
 		t.Errorf("outside there is %v, %v", left, err)
 	}
-	again, err := makeVolumes(root, asked)
+	again, err := makeVolumes(root, asked, nil)
 	if err != nil || !slices.Equal(again, list) {
 		t.Errorf("the second time: %v, %v", again, err)
 	}
@@ -127,7 +127,7 @@ func TestMakeVolumes(t *testing.T) {
 func TestBadVolumes(t *testing.T) {
 	root, _ := hostileTree(t)
 	for _, v := range []string{"/circle", "/circle/x", "/etc/passwd/x", "/etc/passwd/x/y", "/fifo", "/fifo/x", "/" + strings.Repeat("n", 256)} {
-		_, err := makeVolumes(root, []string{v})
+		_, err := makeVolumes(root, []string{v}, nil)
 		if !errors.Is(err, ErrInvalid) || !strings.Contains(err.Error(), "image: config.Volumes") {
 			t.Errorf("%s: %v", v, err)
 		}
