@@ -133,7 +133,12 @@ type ExecRequest struct {
 	Timeout time.Duration // 0: none
 	Limit   int64         // bytes kept of each stream, the rest is drained and dropped
 	Stdin   io.Reader     // nil: /dev/null
+	Root    Root
 }
+
+// Root are the node's ids behind a container's user and group 0; zero when it has
+// no user namespace. By them an exec's pipes are given to its user.
+type Root struct{ UID, GID uint32 }
 
 // ExecResult is the end of an exec.
 type ExecResult struct {
@@ -159,6 +164,7 @@ type Streams struct {
 // Process.Terminal it gets a pty.
 type SessionRequest struct {
 	Process *rspec.Process
+	Root    Root
 	Streams
 }
 

@@ -47,6 +47,7 @@ func (s *Service) ExecSync(ctx context.Context, req *cri.ExecSyncRequest) (*cri.
 		Process: spec.ExecProcess(base, req.GetCmd()),
 		Timeout: time.Duration(req.GetTimeout()) * time.Second,
 		Limit:   execOutput,
+		Root:    s.rootOf(c),
 	})
 	if err != nil {
 		if errors.Is(err, oci.ErrExecTimeout) {

@@ -79,7 +79,7 @@ func (s *Service) execSession(ctx context.Context, id string, req *cri.ExecReque
 	if req.GetTty() {
 		process = spec.ExecTerminal(base, req.GetCmd())
 	}
-	code, err := rt.ExecSession(ctx, id, oci.SessionRequest{Process: process, Streams: streams})
+	code, err := rt.ExecSession(ctx, id, oci.SessionRequest{Process: process, Root: s.rootOf(c), Streams: streams})
 	if err != nil {
 		return 0, fmt.Errorf("exec in container %s: %w", id, err)
 	}

@@ -9,6 +9,7 @@ import (
 	rspec "github.com/opencontainers/runtime-spec/specs-go"
 
 	"berth/image/rootfs"
+	"berth/oci"
 	"berth/oci/spec"
 	"berth/sandbox"
 	"berth/sandbox/namespaces"
@@ -52,6 +53,15 @@ func (s *Service) rootfsIDs(sb *sandbox.Sandbox) *rootfs.IDs {
 		UserNS: namespaces.Path(s.namespaceDir(sb.ID), namespaces.User),
 		UID:    int(ids.HostUID(0)), GID: int(ids.HostGID(0)),
 	}
+}
+
+// rootOf is who root of a container is on the node.
+func (s *Service) rootOf(c *sandbox.Container) oci.Root {
+	sb, err := s.Records.Sandboxes.Get(c.SandboxID)
+	if err != nil {
+		return oci.Root{} // the pod is being removed, and with it what asks
+	}
+	return oci.Root{UID: podIDs(sb).HostUID(0), GID: podIDs(sb).HostGID(0)}
 }
 
 // checkMappedMounts tries the id-mapped mounts of a container, so that a

@@ -34,6 +34,7 @@ type running struct {
 	r       *Runtime
 	id      string
 	process rspec.Process
+	root    oci.Root
 	stdin   io.Reader    // nil: /dev/null
 	sinks   [2]io.Writer // where its output goes; with a terminal only the first is used
 
@@ -50,7 +51,7 @@ type running struct {
 // Exec implements oci.Runtime.
 func (r *Runtime) Exec(ctx context.Context, id string, req oci.ExecRequest) (oci.ExecResult, error) {
 	stdout, stderr := &keeper{limit: req.Limit}, &keeper{limit: req.Limit}
-	x := &running{stdin: req.Stdin, sinks: [2]io.Writer{stdout, stderr}}
+	x := &running{root: req.Root, stdin: req.Stdin, sinks: [2]io.Writer{stdout, stderr}}
 	if req.Process != nil {
 		x.process = *req.Process
 	}

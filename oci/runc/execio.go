@@ -9,7 +9,6 @@ import (
 	"sync"
 	"time"
 
-	rspec "github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
 
 	"berth/oci/monitor"
@@ -26,13 +25,13 @@ func (x *running) stdio() (stdio [3]*os.File, err error) {
 	if x.stdin == nil || x.process.Terminal {
 		stdio[0], err = os.Open(os.DevNull)
 	} else {
-		stdio[0], x.ends[0], err = ownedPipe(x.process.User, false)
+		stdio[0], x.ends[0], err = x.ownedPipe(false)
 	}
 	for i := 1; i < 3 && err == nil; i++ {
 		if x.process.Terminal {
 			stdio[i], err = os.OpenFile(os.DevNull, os.O_WRONLY, 0)
 		} else {
-			x.ends[i], stdio[i], err = ownedPipe(x.process.User, true)
+			x.ends[i], stdio[i], err = x.ownedPipe(true)
 		}
 	}
 	return stdio, err
@@ -40,7 +39,7 @@ func (x *running) stdio() (stdio [3]*os.File, err error) {
 
 // ownedPipe is a pipe of which the process's end is its user's, so that it may
 // be opened again by /dev/stderr and alike.
-func ownedPipe(u rspec.User, writes bool) (r, w *os.File, err error) {
+func (x *running) ownedPipe(writes bool) (r, w *os.File, err error) {
 	if r, w, err = os.Pipe(); err != nil {
 		return nil, nil, fmt.Errorf("make pipe: %w", err)
 	}
@@ -48,9 +47,10 @@ func ownedPipe(u rspec.User, writes bool) (r, w *os.File, err error) {
 	if writes {
 		theirs = w
 	}
-	if err := theirs.Chown(int(u.UID), int(u.GID)); err != nil {
+	uid, gid := x.root.UID+x.process.User.UID, x.root.GID+x.process.User.GID
+	if err := theirs.Chown(int(uid), int(gid)); err != nil {
 		closeFiles([3]*os.File{r, w})
-		return nil, nil, fmt.Errorf("give pipe to uid %d: %w", u.UID, err)
+		return nil, nil, fmt.Errorf("give pipe to uid %d: %w", uid, err)
 	}
 	return r, w, nil
 }

@@ -17,7 +17,7 @@ import (
 
 // ExecSession implements oci.Runtime.
 func (r *Runtime) ExecSession(ctx context.Context, id string, req oci.SessionRequest) (int32, error) {
-	x := &running{stdin: req.Stdin, sinks: [2]io.Writer{orDiscard(req.Stdout), orDiscard(req.Stderr)}}
+	x := &running{root: req.Root, stdin: req.Stdin, sinks: [2]io.Writer{orDiscard(req.Stdout), orDiscard(req.Stderr)}}
 	if req.Process != nil {
 		x.process = *req.Process
 	}

@@ -37,6 +37,9 @@ func CheckContainer(config *cri.ContainerConfig, sandbox *cri.PodSandboxConfig) 
 	if err := checkMounts(config.GetMounts(), modes.userNS); err != nil {
 		return err
 	}
+	if err := modes.userNS.checkPropagation(config.GetMounts()); err != nil {
+		return err
+	}
 	if err := checkDevices(config.GetDevices()); err != nil {
 		return err
 	}

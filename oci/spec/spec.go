@@ -27,6 +27,12 @@
 //     its own user namespace. So: when either list is filled, both are taken as
 //     sent; when both are empty, a pod with a user namespace gets none and any
 //     other the OCI defaults. Privileged containers get none.
+//   - A user namespace goes with the pod's own PID and IPC namespaces only, and a
+//     container that sends namespace options sends its pod's mappings. Users,
+//     groups and mounts that cannot work inside are refused: ids that are not
+//     mapped, and propagation to the node. A privileged container is allowed: it
+//     has every capability over what its user namespace owns, and no other.
+//   - An id-mapped mount maps the mount alone, not what is mounted below its source.
 //   - A namespace mode POD means "the pod's", so in a host-network pod it is the
 //     host's. NODE is refused in a pod that does not have it. A container without
 //     namespace options takes those of its sandbox.

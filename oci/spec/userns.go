@@ -166,6 +166,17 @@ func (m *IDMap) checkGroupMapped(field string, id int64) error {
 	return Invalid(field, id, fmt.Sprintf("is not mapped in the pod's user namespace, which has groups 0 to %d", m.GIDs.Size-1))
 }
 
+// checkPropagation refuses what the kernel would do by half: it makes every mount
+// a slave of the node's that a less privileged mount namespace gets.
+func (m *IDMap) checkPropagation(mounts []*cri.Mount) error {
+	for i, mount := range mounts {
+		if m != nil && mount.GetPropagation() == cri.MountPropagation_PROPAGATION_BIDIRECTIONAL {
+			return Invalid(fmt.Sprintf("mounts[%d].propagation", i), mount.GetPropagation(), "what is mounted in a pod with a user namespace cannot reach the node")
+		}
+	}
+	return nil
+}
+
 // userFields is what the security contexts of sandbox and container have in common.
 type userFields interface {
 	GetRunAsUser() *cri.Int64Value

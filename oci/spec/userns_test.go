@@ -133,6 +133,9 @@ func TestRefusedIDsOfAUserNamespace(t *testing.T) {
 		{"user by name", mapped(func(in *ContainerInput) {
 			in.Config.Linux.SecurityContext.RunAsUsername, in.Resolved.User.UID = "www", 5000
 		}), f + `run_as_username "5000": is not mapped`, nil},
+		{"propagation to the node", mapped(func(in *ContainerInput) {
+			in.Config.Mounts = []*cri.Mount{{ContainerPath: "/c", HostPath: "/h", Propagation: cri.MountPropagation_PROPAGATION_BIDIRECTIONAL}}
+		}), `mounts[0].propagation "PROPAGATION_BIDIRECTIONAL": what is mounted`, nil},
 		{"group of the image", mapped(func(in *ContainerInput) { in.Resolved.User.AdditionalGIDs = []uint32{0, 600} }), `group of image User "600"`, nil},
 	})
 	in := base()

@@ -1,0 +1,466 @@
+package cases
+
+import (
+	"archive/tar"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc/codes"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"berth/critest/images"
+	"berth/critest/node"
+)
+
+// startMapped is start for tests of user namespaces, on nodes that have them.
+func startMapped(t *testing.T) *env {
+	t.Helper()
+	e := start(t, node.Options{})
+	res, err := e.rt.Status(e.ctx, &cri.StatusRequest{Verbose: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !res.GetFeatures().GetUserNamespacesHostNetwork() {
+		t.Error("user_namespaces_host_network is off")
+	}
+	for _, h := range res.GetRuntimeHandlers() {
+		if !h.GetFeatures().GetUserNamespaces() {
+			t.Skipf("skipped: the node says why it has no user namespaces for Kubernetes: %s", res.GetInfo()["host"])
+		}
+	}
+	e.pull(images.Busybox)
+	return e
+}
+
+// shifted is a user namespace whose ids begin at host and host+1000000.
+func shifted(host uint32) *cri.UserNamespace {
+	return &cri.UserNamespace{
+		Mode: cri.NamespaceMode_POD,
+		Uids: []*cri.IDMapping{{HostId: host, Length: 65536}},
+		Gids: []*cri.IDMapping{{HostId: host + 1000000, Length: 65536}},
+	}
+}
+
+// mapped is the configuration of a pod with a user namespace.
+func (e *env) mapped(host uint32) *cri.PodSandboxConfig {
+	c := e.sandbox()
+	c.Linux.SecurityContext.NamespaceOptions.UsernsOptions = shifted(host)
+	return c
+}
+
+// inPod gives a container the namespace options of its pod.
+func inPod(c *cri.ContainerConfig, pod *cri.PodSandboxConfig) *cri.ContainerConfig {
+	c.Linux.SecurityContext.NamespaceOptions = pod.GetLinux().GetSecurityContext().GetNamespaceOptions()
+	return c
+}
+
+// withIDs maps a mount as the kubelet does for a pod's volumes.
+func withIDs(m *cri.Mount, u *cri.UserNamespace) *cri.Mount {
+	m.UidMappings, m.GidMappings = u.GetUids(), u.GetGids()
+	return m
+}
+
+// owner is a file's as the node sees it.
+func owner(t *testing.T, path string) string {
+	t.Helper()
+	st, err := os.Lstat(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	sys := st.Sys().(*syscall.Stat_t)
+	return fmt.Sprintf("%d:%d", sys.Uid, sys.Gid)
+}
+
+// volume is a directory on the node with a file of root's and one of uid 1000's.
+func (e *env) nodeVolume(name string) string {
+	e.Helper()
+	dir := filepath.Join(e.Dir, name)
+	for _, err := range []error{
+		os.MkdirAll(dir, 0o755), os.WriteFile(dir+"/root", []byte("r"), 0o600), os.WriteFile(dir+"/user", []byte("u"), 0o600),
+		os.Chown(dir+"/user", 1000, 1000),
+	} {
+		if err != nil {
+			e.Fatal(err)
+		}
+	}
+	return dir
+}
+
+// A pod with a user namespace of its own: it is root inside and nobody outside,
+// and all that it has to do with belongs to it.
+func TestUserNamespace(t *testing.T) {
+	e := startMapped(t)
+	dir := e.nodeVolume("volume")
+	for name, pid := range map[string]cri.NamespaceMode{"own": cri.NamespaceMode_CONTAINER, "shared": cri.NamespaceMode_POD} {
+		config := pidMode(e.mapped(200000), pid)
+		config.Linux.Sysctls = map[string]string{"kernel.sem": "250 32000 32 100", "net.ipv4.ip_local_port_range": "2000 3000", "net.ipv4.ping_group_range": "0 2147483647"}
+		pod := e.run(config)
+		u := config.Linux.SecurityContext.NamespaceOptions.UsernsOptions
+		c := inPod(command(name, "sleep 1000"), config)
+		c.Mounts = []*cri.Mount{withIDs(&cri.Mount{ContainerPath: "/mapped", HostPath: dir}, u), {ContainerPath: "/plain", HostPath: dir}}
+		id := e.startContainer(pod, c, config)
+		for script, want := range map[string]string{
+			"cat /proc/self/uid_map": "0 200000 65536",
+			"cat /proc/self/gid_map": "0 1200000 65536",
+			"stat -c %u:%g / /bin /etc /etc/hosts /etc/resolv.conf /dev/shm":  strings.Repeat("0:0 ", 6),
+			"cat /mapped/root; stat -c %u:%g /mapped /mapped/root":            "r0:0 0:0",
+			"stat -c %u:%g /mapped/user /plain/root":                          "1000:1000 65534:65534",
+			"cat /plain/root 2>&1 || true":                                    "cat: can't open '/plain/root': Permission denied",
+			"touch /mapped/made /new /dev/shm/x; chown 7:8 /new; ls /dev/shm": "x",
+			"echo more >>/etc/hosts; tail -n 1 /etc/hosts; hostname":          "more " + config.Hostname,
+			"cat /proc/sys/kernel/sem /proc/sys/net/ipv4/ip_local_port_range": "250 32000 32 100 2000 3000",
+			"cat /proc/sys/net/ipv4/ping_group_range":                         "0 65535",
+			"ping -c 1 -w 5 127.0.0.1 >/dev/null && echo pong":                "pong",
+			"mount | grep -c '^mqueue on /dev/mqueue'":                        "1",
+		} {
+			if got := strings.Join(strings.Fields(e.exec(id, script)), " "); got != strings.TrimSpace(want) {
+				t.Errorf("%s PIDs: %s: %q, want %q", name, script, got, want)
+			}
+		}
+		upper := filepath.Join(e.Root(), "containers", id, "upper")
+		for path, want := range map[string]string{
+			dir + "/made": "0:0", upper + "/new": "200007:1200008", upper: "200000:1200000", e.processDir("sleep 1000"): "200000:1200000",
+		} {
+			if got := owner(t, path); got != want {
+				t.Errorf("%s PIDs: on the node %s belongs to %s, want %s", name, path, got, want)
+			}
+		}
+		st, err := e.rt.PodSandboxStatus(e.ctx, &cri.PodSandboxStatusRequest{PodSandboxId: pod})
+		if err != nil {
+			t.Fatal(err)
+		}
+		told := st.GetStatus().GetLinux().GetNamespaces().GetOptions().GetUsernsOptions()
+		if told.GetMode() != cri.NamespaceMode_POD || told.GetUids()[0].GetHostId() != 200000 || told.GetGids()[0].GetLength() != 65536 {
+			t.Errorf("the pod's status tells %v", told)
+		}
+		if m := e.status(id).GetMounts(); m[0].GetUidMappings()[0].GetHostId() != 200000 || m[0].GetGidMappings()[0].GetHostId() != 1200000 || len(m[1].GetUidMappings()) != 0 {
+			t.Errorf("the container's status tells the mounts %v", m)
+		}
+		e.removePod(pod)
+	}
+}
+
+// processDir is the directory in /proc of a process of the node's containers.
+func (e *env) processDir(command string) string {
+	e.Helper()
+	for _, text := range e.Processes() {
+		var pid int
+		if strings.Contains(text, command) {
+			if _, err := fmt.Sscanf(text, "process %d", &pid); err != nil {
+				e.Fatal(err)
+			}
+			return fmt.Sprintf("/proc/%d", pid)
+		}
+	}
+	e.Fatalf("no process %q in %q", command, e.Processes())
+	return ""
+}
+
+// A user of the pod who is not root owns the streams, also of an exec.
+func TestUserNamespaceStreams(t *testing.T) {
+	e := startMapped(t)
+	config := e.mapped(200000)
+	pod := e.run(config)
+	for _, tty := range []bool{false, true} {
+		c := inPod(command(fmt.Sprint("tty", tty), "echo first >/dev/stderr; id -u; exec sleep 1000"), config)
+		c.Tty = tty
+		c.Linux.SecurityContext.RunAsUser = &cri.Int64Value{Value: 1000}
+		id := e.startContainer(pod, c, config)
+		if got := e.exec(id, "echo there >/dev/stdout; echo here >/dev/stderr; echo seen >/proc/1/fd/1"); got != "there\n" {
+			t.Errorf("tty %v: exec says %q", tty, got)
+		}
+		for _, want := range []string{"first", "1000", "seen"} {
+			e.eventually(fmt.Sprintf("tty %v: %q in the log", tty, want), func() bool {
+				stdout, stderr := e.logs(id)
+				return strings.Contains(stdout+stderr, want)
+			})
+		}
+	}
+}
+
+// Pods with different user namespaces, and one with none, share an image's files.
+func TestUserNamespacesShareLayers(t *testing.T) {
+	e := startMapped(t)
+	publish(t, "cases/owners", "1", volumes("/data/made"),
+		layer(t, images.Dir("own", 0o755), ownedBy(images.File("own/five", 0o640, "5"), 5, 6), ownedBy(images.File("own/far", 0o644, "f"), 70000, 70000)))
+	image := e.pull("docker.io/cases/owners:1")
+	plain := e.sandbox()
+	var ids []string
+	for i, config := range []*cri.PodSandboxConfig{plain, e.mapped(200000), e.mapped(400000)} {
+		c := inPod(command(fmt.Sprint("c", i), "sleep 1000"), config)
+		c.Image.Image = image
+		ids = append(ids, e.startContainer(e.run(config), c, config))
+	}
+	for i, id := range ids {
+		far := "65534:65534"
+		if i == 0 {
+			far = "70000:70000"
+		}
+		want := "0:0 5:6 " + far + " 0:0"
+		got := e.exec(id, "stat -c %u:%g /own /own/five /own/far /data/made")
+		if strings.Join(strings.Fields(got), " ") != want {
+			t.Errorf("container %d sees owners %q, want %q", i, got, want)
+		}
+		e.exec(id, "echo x >>/own/five; mkdir /data/made/dir")
+	}
+	for i, id := range ids {
+		upper := filepath.Join(e.Root(), "containers", id, "upper")
+		want := []string{"5:6", "200005:1200006", "400005:1400006"}[i]
+		if got := owner(t, upper+"/own/five"); got != want {
+			t.Errorf("container %d's copy belongs to %s on the node, want %s", i, got, want)
+		}
+	}
+	layers, err := filepath.Glob(filepath.Join(e.Root(), "images/layers/*/diff/own/five"))
+	if err != nil || len(layers) != 1 {
+		t.Fatalf("the file is in layers %q, want in one (%v)", layers, err)
+	}
+	if got := owner(t, layers[0]); got != "5:6" {
+		t.Errorf("in the layer it belongs to %s", got)
+	}
+}
+
+func ownedBy(e images.Entry, uid, gid int) images.Entry {
+	e.Uid, e.Gid = uid, gid
+	return e
+}
+
+// The capabilities of a file count in the user namespace, as on the node.
+func TestUserNamespaceFileCapabilities(t *testing.T) {
+	e := startMapped(t)
+	deps, err := node.Deps()
+	if err != nil {
+		t.Fatal(err)
+	}
+	busybox, err := os.ReadFile(filepath.Join(deps, "images/busybox/bin/busybox"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	able := images.File("able/cat", 0o755, string(busybox))
+	able.Format = tar.FormatPAX
+	// Version 2 with the effective bit: CAP_NET_RAW (13) permitted.
+	able.PAXRecords = map[string]string{"SCHILY.xattr.security.capability": "\x01\x00\x00\x02\x00\x20\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00"}
+	publish(t, "cases/able", "1", volumes(), layer(t, able))
+	image := e.pull("docker.io/cases/able:1")
+	for _, config := range []*cri.PodSandboxConfig{e.sandbox(), e.mapped(200000)} {
+		c := inPod(command("c", "/able/cat /proc/self/status | grep CapEff"), config)
+		c.Image.Image = image
+		c.Linux.SecurityContext.RunAsUser = &cri.Int64Value{Value: 1000}
+		if got := e.output(e.run(config), c, config); !strings.Contains(got, "0000000000002000") {
+			t.Errorf("with %v: %q, want CAP_NET_RAW", config.Linux.SecurityContext.NamespaceOptions.UsernsOptions, got)
+		}
+	}
+}
+
+// On the node's network a pod with a user namespace sees the node's /sys.
+func TestUserNamespaceOnTheNodesNetwork(t *testing.T) {
+	e := startMapped(t)
+	config := e.mapped(200000)
+	config.Linux.SecurityContext.NamespaceOptions.Network = cri.NamespaceMode_NODE
+	pod := e.run(config)
+	id := e.startContainer(pod, inPod(command("c", "sleep 1000"), config), config)
+	links, err := os.ReadDir("/sys/class/net")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, l := range links {
+		e.exec(id, "ls -d /sys/class/net/"+l.Name())
+	}
+	if got := e.exec(id, "cat /proc/self/uid_map; grep -c ' /sys.* rw,' /proc/mounts || true"); strings.Join(strings.Fields(got), " ") != "0 200000 65536 1" {
+		t.Errorf("mapping, and mounts of /sys that can be written to (the tmpfs for cgroups alone): %q", got)
+	}
+	own, err := os.Readlink("/proc/self/ns/net")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := e.exec(id, "readlink /proc/self/ns/net"); got != own+"\n" {
+		t.Errorf("its network namespace is %q, the node's %q", got, own)
+	}
+}
+
+// A privileged container of such a pod has every capability there, and the node's
+// devices for what it is worth to somebody who does not own them.
+func TestUserNamespacePrivileged(t *testing.T) {
+	e := startMapped(t)
+	config := e.mapped(200000)
+	config.Linux.SecurityContext.Privileged = true
+	pod := e.run(config)
+	c := inPod(command("c", "sleep 1000"), config)
+	c.Linux.SecurityContext.Privileged = true
+	id := e.startContainer(pod, c, config)
+	e.exec(id, "mount -t tmpfs x /tmp && touch /tmp/f && umount /tmp")
+	e.exec(id, "hostname other && test $(hostname) = other")
+	e.exec(id, "echo 1 >/proc/sys/net/ipv4/ip_forward")
+	if got := e.exec(id, "test -c /dev/kmsg && cat /dev/kmsg 2>/dev/null | head -n 1"); got != "" {
+		t.Errorf("it reads the node's kernel log: %q", got)
+	}
+	shared := e.nodeVolume("shared")
+	if err := unix.Mount(shared, shared, "", unix.MS_BIND, ""); err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := unix.Unmount(shared, unix.MNT_DETACH); err != nil {
+			t.Error(err)
+		}
+	}()
+	for _, err := range []error{unix.Mount("", shared, "", unix.MS_SHARED, ""), os.Mkdir(shared+"/at", 0o755)} {
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	c = inPod(command("d", "sleep 1000"), config)
+	c.Mounts = []*cri.Mount{{ContainerPath: "/m", HostPath: shared, Propagation: cri.MountPropagation_PROPAGATION_HOST_TO_CONTAINER}}
+	id = e.startContainer(pod, c, config)
+	if err := unix.Mount("t", shared+"/at", "tmpfs", 0, ""); err != nil {
+		t.Fatal(err)
+	}
+	e.exec(id, "grep -q ' /m/at ' /proc/mounts")
+	if err := unix.Unmount(shared+"/at", 0); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// What cannot be is refused by name, and nothing is left.
+func TestRefusedUserNamespaces(t *testing.T) {
+	e := startMapped(t)
+	one := []*cri.IDMapping{{HostId: 1000, Length: 65536}}
+	pod := cri.NamespaceMode_POD
+	for words, u := range map[string]*cri.UserNamespace{
+		`userns_options.mode|"CONTAINER"`:            {Mode: cri.NamespaceMode_CONTAINER},
+		`userns_options.mode|"TARGET"`:               {Mode: cri.NamespaceMode_TARGET},
+		`userns_options.mode|"NODE"`:                 {Mode: cri.NamespaceMode_NODE, Uids: one},
+		`userns_options.uids|"0 mappings"`:           {Mode: pod},
+		`userns_options.gids|"0 mappings"`:           {Mode: pod, Uids: one},
+		`userns_options.uids|"2 mappings"`:           {Mode: pod, Uids: append(one, one...), Gids: one},
+		`userns_options.gids[0].container_id|"3"`:    {Mode: pod, Uids: one, Gids: []*cri.IDMapping{{ContainerId: 3, HostId: 1, Length: 9}}},
+		`userns_options.uids[0].length|"0"`:          {Mode: pod, Uids: []*cri.IDMapping{{HostId: 1}}, Gids: one},
+		`userns_options.uids[0].length|host_id 4294`: {Mode: pod, Uids: []*cri.IDMapping{{HostId: 1<<32 - 5, Length: 5}}, Gids: one},
+	} {
+		c := e.sandbox()
+		c.Linux.SecurityContext.NamespaceOptions.UsernsOptions = u
+		_, err := e.rt.RunPodSandbox(e.ctx, &cri.RunPodSandboxRequest{Config: c})
+		e.refused(words, err, codes.InvalidArgument, strings.Split(words, "|")...)
+	}
+	for _, spoil := range []func(o *cri.NamespaceOption){
+		func(o *cri.NamespaceOption) { o.Pid = cri.NamespaceMode_NODE }, func(o *cri.NamespaceOption) { o.Ipc = cri.NamespaceMode_NODE },
+	} {
+		c := e.mapped(200000)
+		spoil(c.Linux.SecurityContext.NamespaceOptions)
+		_, err := e.rt.RunPodSandbox(e.ctx, &cri.RunPodSandboxRequest{Config: c})
+		e.refused("with the node's", err, codes.InvalidArgument, "userns_options.mode", "NODE")
+	}
+	e.empty("refusals")
+	config := e.mapped(200000)
+	id := e.run(config)
+	for words, spoil := range map[string]func(c *cri.ContainerConfig){
+		`run_as_user|"65536"`:          func(c *cri.ContainerConfig) { c.Linux.SecurityContext.RunAsUser = &cri.Int64Value{Value: 65536} },
+		`supplemental_groups|"100000"`: func(c *cri.ContainerConfig) { c.Linux.SecurityContext.SupplementalGroups = []int64{100000} },
+		`userns_options|missing`: func(c *cri.ContainerConfig) {
+			c.Linux.SecurityContext.NamespaceOptions = &cri.NamespaceOption{Pid: cri.NamespaceMode_CONTAINER}
+		},
+		`userns_options|differs`: func(c *cri.ContainerConfig) {
+			c.Linux.SecurityContext.NamespaceOptions = e.mapped(7).Linux.SecurityContext.NamespaceOptions
+		},
+		`mounts[0].propagation|"PROPAGATION_BIDIRECTIONAL"`: func(c *cri.ContainerConfig) {
+			c.Mounts = []*cri.Mount{{ContainerPath: "/m", HostPath: "/tmp", Propagation: cri.MountPropagation_PROPAGATION_BIDIRECTIONAL}}
+		},
+		`mounts[0].gidMappings|missing`: func(c *cri.ContainerConfig) {
+			c.Mounts = []*cri.Mount{{ContainerPath: "/m", HostPath: "/tmp", UidMappings: one}}
+		},
+	} {
+		c := inPod(command("c", "true"), config)
+		spoil(c)
+		_, err := e.rt.CreateContainer(e.ctx, &cri.CreateContainerRequest{PodSandboxId: id, Config: c, SandboxConfig: config})
+		e.refused(words, err, codes.InvalidArgument, strings.Split(words, "|")...)
+	}
+	c := inPod(command("c", "true"), config)
+	c.Mounts = []*cri.Mount{withIDs(&cri.Mount{ContainerPath: "/m", HostPath: "/proc/sys"}, shifted(200000))}
+	_, err := e.rt.CreateContainer(e.ctx, &cri.CreateContainerRequest{PodSandboxId: id, Config: c, SandboxConfig: config})
+	e.refused("proc cannot be id-mapped", err, codes.Unimplemented, "mounts[0].host_path", "/proc/sys", "id-mapped")
+}
+
+// Mounts are id-mapped with the pod's ids or with others, on a disk and on a
+// tmpfs, read-only all the way down or not, also where the pod has no user namespace.
+func TestIDMappedMounts(t *testing.T) {
+	e := startMapped(t)
+	dir, memory := e.nodeVolume("volume"), e.nodeVolume("memory/below")
+	for _, at := range []string{filepath.Dir(memory), memory} {
+		if err := unix.Mount("t", at, "tmpfs", 0, "mode=755"); err != nil {
+			t.Fatal(err)
+		}
+		defer func() {
+			if err := unix.Unmount(at, unix.MNT_DETACH); err != nil {
+				t.Error(err)
+			}
+		}()
+		if err := os.MkdirAll(memory, 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, config := range []*cri.PodSandboxConfig{e.sandbox(), e.mapped(200000)} {
+		pod, id := e.run(config), uint32(0)
+		if u := config.Linux.SecurityContext.NamespaceOptions.UsernsOptions; u != nil {
+			id = u.Uids[0].HostId
+		}
+		other := &cri.UserNamespace{Uids: []*cri.IDMapping{{HostId: id + 3000, Length: 2000}}, Gids: []*cri.IDMapping{{HostId: id + 1000000, Length: 10}}}
+		if id == 0 {
+			other.Gids[0].HostId = 0
+		}
+		c := inPod(command("c", "sleep 1000"), config)
+		deep := withIDs(&cri.Mount{ContainerPath: "/deep", HostPath: filepath.Dir(memory), Readonly: true, RecursiveReadOnly: true}, other)
+		c.Mounts = []*cri.Mount{withIDs(&cri.Mount{ContainerPath: "/disk", HostPath: dir}, other),
+			withIDs(&cri.Mount{ContainerPath: "/shallow", HostPath: filepath.Dir(memory), Readonly: true}, other), deep}
+		inside := e.startContainer(pod, c, config)
+		if got := e.exec(inside, "stat -c %u:%g /disk/root /disk/user /shallow"); strings.Join(strings.Fields(got), " ") != "3000:0 4000:65534 3000:0" {
+			t.Errorf("from %d: owners %q", id, got)
+		}
+		if got := e.exec(inside, "for d in /shallow /deep /deep/below; do touch $d/x 2>/dev/null && echo $d; done; true"); got != "" {
+			t.Errorf("from %d: written to %q", id, got)
+		}
+	}
+}
+
+// An image volume belongs to the pod's root like everything else of the pod.
+func TestUserNamespaceImageVolume(t *testing.T) {
+	e := startMapped(t)
+	id := e.volume()
+	config := e.mapped(200000)
+	u := config.Linux.SecurityContext.NamespaceOptions.UsernsOptions
+	c := inPod(command("c", "stat -c %u:%g /vol /vol/conf/deep/b /part/b; cat /part/b"), config)
+	c.Mounts = []*cri.Mount{imageMount("/vol", id, ""), withIDs(imageMount("/part", id, "conf/deep"), u)}
+	if got := e.output(e.run(config), c, config); got != "0:0\n0:0\n0:0\ndeep" {
+		t.Errorf("got %q", got)
+	}
+}
+
+// A daemon that is killed finds its pods with user namespaces again, and takes
+// them away without a trace.
+func TestUserNamespaceOutlivesTheDaemon(t *testing.T) {
+	e := startMapped(t)
+	config := pidMode(e.mapped(200000), cri.NamespaceMode_POD)
+	pod := e.run(config)
+	id := e.startContainer(pod, inPod(command("c", "sleep 1000"), config), config)
+	if err := e.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	if err := e.Launch(e.ctx); err != nil {
+		t.Fatal(err)
+	}
+	e.rt, e.im = e.Runtime(), e.Images()
+	if got := e.exec(id, "echo >/dev/stderr; cat /proc/self/uid_map"); strings.Join(strings.Fields(got), " ") != "0 200000 65536" {
+		t.Errorf("mapping after the restart: %q", got)
+	}
+	second := e.startContainer(pod, inPod(command("d", "sleep 1000"), config), config)
+	if got := e.exec(second, "test $(readlink /proc/self/ns/user) = $(readlink /proc/1/ns/user) && echo same"); got != "same\n" {
+		t.Errorf("the new container has a user namespace of its own: %s", got)
+	}
+	stats, err := e.rt.ContainerStats(e.ctx, &cri.ContainerStatsRequest{ContainerId: second})
+	if err != nil || stats.GetStats().GetWritableLayer().GetInodesUsed().GetValue() == 0 {
+		t.Errorf("statistics: %v, %v", stats, err)
+	}
+	e.removePod(pod)
+}
