@@ -171,10 +171,14 @@ func TestUserNamespaceStreams(t *testing.T) {
 		c.Tty = tty
 		c.Linux.SecurityContext.RunAsUser = &cri.Int64Value{Value: 1000}
 		id := e.startContainer(pod, c, config)
+		e.eventually("the program runs, no longer the OCI runtime's init", func() bool {
+			stdout, stderr := e.logs(id)
+			return strings.Contains(stdout+stderr, "first")
+		})
 		if got := e.exec(id, "echo there >/dev/stdout; echo here >/dev/stderr; echo seen >/proc/1/fd/1"); got != "there\n" {
 			t.Errorf("tty %v: exec says %q", tty, got)
 		}
-		for _, want := range []string{"first", "1000", "seen"} {
+		for _, want := range []string{"1000", "seen"} {
 			e.eventually(fmt.Sprintf("tty %v: %q in the log", tty, want), func() bool {
 				stdout, stderr := e.logs(id)
 				return strings.Contains(stdout+stderr, want)
