@@ -25,8 +25,9 @@ import (
 )
 
 func main() {
-	rounds := flag.Int("rounds", 15, "pods per measurement")
+	rounds := flag.Int("rounds", 15, "pods per measurement; 0 measures lists and statistics alone")
 	pods := flag.Int("pods", 20, "pods for the memory figures")
+	many := flag.Int("many", 300, "pods for lists and statistics")
 	megabytes := flag.Int("megabytes", 120, "size of the pulled image, unpacked")
 	flag.Parse()
 	if err := node.Isolate(); err != nil {
@@ -35,7 +36,7 @@ func main() {
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 	defer stop()
-	b := &bench{rounds: *rounds, pods: *pods, megabytes: *megabytes, times: map[string][]time.Duration{}}
+	b := &bench{rounds: *rounds, pods: *pods, many: *many, megabytes: *megabytes, times: map[string][]time.Duration{}}
 	if err := b.run(ctx); err != nil {
 		fmt.Fprintln(os.Stderr, "bench:", err)
 		os.Exit(1)
@@ -44,7 +45,7 @@ func main() {
 
 // bench is one run.
 type bench struct {
-	rounds, pods, megabytes int
+	rounds, pods, many, megabytes int
 
 	node     *node.Node
 	registry *registry.Registry
@@ -85,8 +86,13 @@ func (b *bench) run(ctx context.Context) (err error) {
 			return fmt.Errorf("measure berth: %w", err)
 		}
 	}
-	b.print()
-	if err := b.memory(ctx); err != nil {
+	if b.rounds > 0 {
+		b.print()
+		if err := b.memory(ctx); err != nil {
+			return err
+		}
+	}
+	if err := b.fleet(ctx); err != nil || b.rounds == 0 {
 		return err
 	}
 	return b.pull(ctx)

@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"testing"
 	"time"
@@ -22,8 +23,8 @@ func (c *Cgroups) hierarchies() []string {
 		return []string{c.unified}
 	}
 	var out []string
-	for _, dir := range []string{c.cpuacct, c.memory} {
-		if dir != "" {
+	for _, dir := range []string{c.cpu, c.cpuacct, c.memory, c.pids, c.blkio, c.hybrid} {
+		if dir != "" && !slices.Contains(out, dir) {
 			out = append(out, dir)
 		}
 	}
@@ -43,7 +44,7 @@ func realCgroup(t testing.TB, c *Cgroups, name string) string {
 		t.Cleanup(func() { _ = unix.Rmdir(filepath.Join(root, parent)) })
 		if c.unified != "" {
 			for _, dir := range []string{root, filepath.Join(root, parent)} {
-				_ = os.WriteFile(filepath.Join(dir, "cgroup.subtree_control"), []byte("+memory"), 0)
+				_ = os.WriteFile(filepath.Join(dir, "cgroup.subtree_control"), []byte("+memory +pids +cpu +io"), 0)
 			}
 		}
 		if err := os.Mkdir(filepath.Join(root, path), 0o755); err != nil {
@@ -117,6 +118,37 @@ func TestRealCgroup(t *testing.T) {
 	if m.Available == nil || *m.Available != limit-m.WorkingSet {
 		t.Errorf("available: %s", show(m))
 	}
+	detailOfReal(t, c, Target{Cgroup: path, PID: cmd.Process.Pid}, limit)
+}
+
+// detailOfReal checks everything else that is known of the same cgroup.
+func detailOfReal(t *testing.T, c *Cgroups, target Target, limit uint64) {
+	t.Helper()
+	d, err := c.detail(target)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Logf("detail: %s, figures known: %b", show(d), d.known)
+	for k, least := range map[Figure]uint64{MemoryPeak: 19 << 20, MemoryLimit: limit, Threads: 1, MemoryOwnFaults: 100, CPUPeriod: 1000, MemoryKilled: 0, MemoryLimitHits: 0, CPUPeriods: 0} {
+		if n, ok := d.Get(k); !ok || n < least {
+			t.Errorf("figure %d is %d, known: %v; want at least %d", k, n, ok, least)
+		}
+	}
+	user, _ := d.Get(CPUUser)
+	system, _ := d.Get(CPUSystem)
+	if sum := user + system; sum < 5e6 || sum > d.CPU.Usage*2 {
+		t.Errorf("CPU time %d and %d of %d", user, system, d.CPU.Usage)
+	}
+	if d.Processes.Count != 1 || d.Processes.OpenFiles == nil {
+		t.Errorf("processes: %s", show(d.Processes))
+	}
+	f, err := c.files(target.Cgroup)
+	if err != nil || f.Descriptors < 3 || f.Sockets != 0 {
+		t.Errorf("files: %s, %v", show(f), err)
+	}
+	if _, err := os.Stat("/proc/pressure/cpu"); err == nil && (c.unified != "" || c.hybrid != "") && d.CPU.Pressure == nil {
+		t.Error("the kernel has pressure, it is not told")
+	}
 }
 
 // Cgroups that go while they are read are ErrGone, and nothing else.
@@ -144,6 +176,24 @@ func TestRealCgroupGoesWhileRead(t *testing.T) {
 		}
 		if err := <-done; !errors.Is(err, ErrGone) {
 			t.Fatalf("round %d: %v", i, err)
+		}
+	}
+}
+
+// BenchmarkFiftyDetails measures what a scrape needs from the kernel.
+func BenchmarkFiftyDetails(b *testing.B) {
+	leakcheck.Start(b)
+	c := OpenCgroups(DefaultRoot)
+	var targets []Target
+	for i := range 50 {
+		id := fmt.Sprint("c", i)
+		targets = append(targets, Target{ID: id, Cgroup: realCgroup(b, c, id), Layer: id, Started: time.Now()})
+	}
+	collector := NewCollector(c, sizeOne)
+	for b.Loop() {
+		details, err := collector.Details(b.Context(), targets)
+		if err != nil || details[49].Err != nil {
+			b.Fatal(err, details[49].Err)
 		}
 	}
 }

@@ -41,14 +41,13 @@ func readInto(path string, buf []byte) (int, error) {
 		return 0, err
 	}
 	defer unix.Close(fd)
-	for n := 0; n < len(buf); {
-		got, err := retry(func() (int, error) { return unix.Read(fd, buf[n:]) })
-		if err != nil || got == 0 {
-			return n, err
-		}
-		n += got
+	// One read: the kernel writes such a file in one piece, and to ask whether
+	// there is more would cost as much again.
+	n, err := retry(func() (int, error) { return unix.Read(fd, buf) })
+	if err == nil && n == len(buf) {
+		err = unix.EFBIG
 	}
-	return 0, unix.EFBIG
+	return n, err
 }
 
 func retry(call func() (int, error)) (int, error) {
