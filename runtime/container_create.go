@@ -335,6 +335,9 @@ func (s *Service) findImage(field string, i *cri.ImageSpec) (*image.Record, erro
 	if _, err := s.handlerName(i.GetRuntimeHandler()); err != nil {
 		return nil, fmt.Errorf("%s: %w", field, err)
 	}
+	if _, err := s.handlerName(i.GetRuntimeHandler()); err != nil {
+		return nil, fmt.Errorf("%s: %w", field, err)
+	}
 	img, err := s.Images.Resolve(i.GetImage())
 	if err != nil {
 		return nil, fmt.Errorf("%s.image: %w", field, err)

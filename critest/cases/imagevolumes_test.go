@@ -108,6 +108,7 @@ func TestImageVolumeRefusals(t *testing.T) {
 		"unknown option":     {func(m *cri.Mount) { m.MountOptions = []string{"suid"} }, codes.InvalidArgument, []string{"mount_options", `"suid"`}},
 		"no name":            {func(m *cri.Mount) { m.Image.Image = "" }, codes.InvalidArgument, []string{"image.image"}},
 		"not here":           {func(m *cri.Mount) { m.Image.Image = "docker.io/cases/absent:1" }, codes.NotFound, []string{"mounts[0].image", "docker.io/cases/absent:1"}},
+		"unknown handler":    {func(m *cri.Mount) { m.Image.RuntimeHandler = "kata" }, codes.InvalidArgument, []string{"mounts[0].image", `"kata"`}},
 		"over the root":      {func(m *cri.Mount) { m.ContainerPath = "/" }, codes.InvalidArgument, []string{"container_path"}},
 		"inside /proc":       {func(m *cri.Mount) { m.ContainerPath = "/proc/sys" }, codes.InvalidArgument, []string{"container_path", "/proc"}},
 		"another image's id": {func(m *cri.Mount) { m.Image.Image = "sha256:" + strings.Repeat("0", 64) }, codes.NotFound, []string{"0000"}},
