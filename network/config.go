@@ -56,11 +56,7 @@ func (l *loaded) ready(dir string) error {
 
 // hasStatus reports whether the network's version of CNI knows STATUS.
 func (l *loaded) hasStatus() bool {
-	if l.list == nil {
-		return false
-	}
-	ok, err := version.GreaterThanOrEqualTo(l.list.CNIVersion, "1.1.0")
-	return err == nil && ok
+	return l.list != nil && knows(l.list, "1.1.0")
 }
 
 // check reads the directory again if it looks different from what is loaded.
@@ -203,15 +199,21 @@ func readConfig(file string) (*libcni.NetworkConfigList, []byte, error) {
 	if err != nil {
 		return nil, nil, err
 	}
+	return parseConfig(data, filepath.Dir(file))
+}
+
+// parseConfig is readConfig for text that is, or is to be, in a directory.
+func parseConfig(data []byte, dir string) (*libcni.NetworkConfigList, []byte, error) {
 	var top map[string]json.RawMessage
-	if err := json.Unmarshal(data, &top); err != nil {
+	err := json.Unmarshal(data, &top)
+	if err != nil {
 		return nil, nil, fmt.Errorf("not a JSON object: %w", err)
 	}
 	if _, single := top["type"]; single && top["plugins"] == nil {
 		if top, err = wrapSingle(top, data); err != nil {
 			return nil, nil, err
 		}
-	} else if err := inlinePlugins(top, filepath.Dir(file)); err != nil {
+	} else if err := inlinePlugins(top, dir); err != nil {
 		return nil, nil, err
 	}
 	raw, err := json.Marshal(top)

@@ -2,15 +2,17 @@
 //
 // It owns the choice of the network configuration (the first valid file of the
 // CNI configuration directory), following that directory, the ADD and DEL of a
-// pod's sandbox, and the readiness of the network. It does not own the network
+// pod's sandbox, the readiness of the network, and GC. There may be several
+// Managers, one for each configuration directory, over one CacheDir. It does not own the network
 // namespace or its loopback link (sandbox/namespaces), nor the record in which a
 // pod's Result is kept (sandbox): what DEL needs is in the Result, so it works
 // when the configuration was changed or removed since.
 //
-// Terms: ADD, DEL and STATUS are CNI's verbs; a plugin is a program in one of
+// Terms: ADD, DEL, STATUS and GC are CNI's verbs; a plugin is a program in one of
 // the BinDirs; a conflist is a chain of plugins under one network name.
 //
-// Files on disk: the configuration directory is only read. CacheDir/results
+// Files on disk: the configuration directory is only read, but for the one file
+// that ApplyPodCIDR makes from a template. CacheDir/results
 // holds libcni's cache of results; losing it is harmless, as it is rebuilt from
 // the pod's Result before DEL.
 //
@@ -59,6 +61,7 @@ type Options struct {
 	BinDirs  []string      // where plugins are, in order
 	CacheDir string        // libcni's cache; made when needed
 	Timeout  time.Duration // of one ADD or DEL; 0 means 90 s
+	Template string        // for ApplyPodCIDR; empty: none
 }
 
 // Manager follows the configuration directory and runs plugins. It is safe for
@@ -70,6 +73,8 @@ type Manager struct {
 	ctx     context.Context // of the watcher and of STATUS
 	stop    context.CancelFunc
 	stopped sync.WaitGroup // the watcher and a STATUS under way
+
+	applying sync.Mutex // held by ApplyPodCIDR
 
 	mu      sync.Mutex // guards the fields below; never held across I/O
 	turn    uint64     // number of the newest load that was begun

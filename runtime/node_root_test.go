@@ -237,7 +237,7 @@ func (n *node) open() {
 	p.Images, err = image.Open(ctx, image.Options{Root: n.cfg.Root + "/images"})
 	must(n.t, err)
 	p.Network, err = network.New(network.Options{ConfDir: n.dir + "/net.d", BinDirs: []string{n.dir + "/bin"},
-		CacheDir: n.cfg.Root + "/cni", Timeout: 30 * time.Second})
+		CacheDir: n.cfg.Root + "/cni", Timeout: 30 * time.Second, Template: n.cfg.CNI.ConfTemplate})
 	must(n.t, err)
 	p.Streams, err = streaming.New(streaming.Options{Address: "127.0.0.1:0", Lifetime: time.Minute, Idle: time.Hour})
 	must(n.t, err)

@@ -36,6 +36,7 @@ func (s *Service) Restore(ctx context.Context) error {
 	s.settleNamespaces()
 	s.removeHalfMade(ctx)
 	s.restorePorts()
+	s.collectNetwork(ctx)
 	if err := s.sweep(ctx); err != nil {
 		return err
 	}
@@ -148,6 +149,23 @@ func (s *Service) removeHalfMade(ctx context.Context) {
 			s.markStopped(sb.ID)
 			s.Log.WithError(err).WithField("sandbox", sb.ID).Warn("remove a sandbox that was never ready")
 		}
+	}
+}
+
+// collectNetwork lets plugins remove what is left of pods that no record names,
+// where the operator wants it.
+func (s *Service) collectNetwork(ctx context.Context) {
+	if !s.Config.CNI.GCAtStart {
+		return
+	}
+	var keep []string
+	for _, sb := range s.Records.Sandboxes.List() {
+		if sb.Network != nil {
+			keep = append(keep, sb.ID)
+		}
+	}
+	if err := s.Network.GC(ctx, keep); err != nil {
+		s.Log.WithError(err).Warn("CNI GC")
 	}
 }
 

@@ -79,17 +79,25 @@ func podIPs(ips []string) *cri.PodSandboxNetworkStatus {
 // sandboxInfo is what operators see with crictl inspectp.
 func (s *Service) sandboxInfo(sb *sandbox.Sandbox) (map[string]string, error) {
 	info := struct {
-		PID     int                                   `json:"pid,omitempty"` // of pause, where there is one
-		NetNS   string                                `json:"netns,omitempty"`
-		Cgroup  string                                `json:"cgroupParent"`
-		Steps   []sandbox.Step                        `json:"steps"`
-		Network json.RawMessage                       `json:"network,omitempty"`
-		Config  sandbox.Config[*cri.PodSandboxConfig] `json:"config"`
-		Spec    json.RawMessage                       `json:"runtimeSpec"`
+		PID       int                                           `json:"pid,omitempty"` // of pause, where there is one
+		NetNS     string                                        `json:"netns,omitempty"`
+		Cgroup    string                                        `json:"cgroupParent"`
+		Steps     []sandbox.Step                                `json:"steps"`
+		Network   json.RawMessage                               `json:"network,omitempty"`
+		Overhead  *sandbox.Config[*cri.LinuxContainerResources] `json:"overhead,omitempty"`
+		Resources *sandbox.Config[*cri.LinuxContainerResources] `json:"resources,omitempty"`
+		Config    sandbox.Config[*cri.PodSandboxConfig]         `json:"config"`
+		Spec      json.RawMessage                               `json:"runtimeSpec"`
 	}{Cgroup: sb.CgroupParent, Steps: sb.Steps, Network: sb.Network, Config: sb.Config}
 	var err error
 	if info.Spec, err = s.sandboxSpec(sb); err != nil {
 		return nil, err
+	}
+	if r := sb.EffectiveOverhead(); r != nil {
+		info.Overhead = &sandbox.Config[*cri.LinuxContainerResources]{Message: r}
+	}
+	if r := sb.EffectiveResources(); r != nil {
+		info.Resources = &sandbox.Config[*cri.LinuxContainerResources]{Message: r}
 	}
 	if sb.Pause != nil {
 		info.PID = sb.Pause.PID

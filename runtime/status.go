@@ -63,6 +63,7 @@ var codeOf = []struct {
 	{image.ErrUnauthorized, codes.Unauthenticated},
 	{image.ErrInvalidImage, codes.InvalidArgument},
 	{network.ErrNotReady, codes.Unavailable},
+	{network.ErrTemplate, codes.FailedPrecondition},
 	{hostport.ErrInvalid, codes.InvalidArgument},
 	{hostport.ErrTaken, codes.FailedPrecondition},
 	{hostport.ErrNoAddress, codes.FailedPrecondition},

@@ -42,6 +42,7 @@ func TestCodes(t *testing.T) {
 		{image.ErrRegistryUnavailable, codes.Unknown},
 		{image.ErrSignature, codes.Unknown},
 		{network.ErrNotReady, codes.Unavailable},
+		{network.ErrTemplate, codes.FailedPrecondition},
 		{hostport.ErrInvalid, codes.InvalidArgument},
 		{&hostport.TakenError{}, codes.FailedPrecondition},
 		{hostport.ErrNoAddress, codes.FailedPrecondition},

@@ -57,6 +57,10 @@ type Sandbox struct {
 	// Checkpointing is the directory of a checkpoint in progress, during which
 	// the pod may be frozen.
 	Checkpointing string `json:"checkpointing,omitempty"`
+
+	// Overhead and Resources of the whole pod; nil: those of Config.
+	Overhead  *Config[*cri.LinuxContainerResources] `json:"overhead,omitempty"`
+	Resources *Config[*cri.LinuxContainerResources] `json:"resources,omitempty"`
 }
 
 func (s *Sandbox) key() (string, string, int64) { return s.ID, s.Name, s.CreatedAt }
@@ -67,6 +71,23 @@ func (s *Sandbox) Namespaces() *cri.NamespaceOption {
 		return n
 	}
 	return &cri.NamespaceOption{}
+}
+
+// EffectiveOverhead and EffectiveResources are those of the whole pod, as it was
+// run or last updated; nil where nothing was said.
+func (s *Sandbox) EffectiveOverhead() *cri.LinuxContainerResources {
+	if s.Overhead != nil {
+		return s.Overhead.Message
+	}
+	return s.Config.Message.GetLinux().GetOverhead()
+}
+
+// EffectiveResources is described at EffectiveOverhead.
+func (s *Sandbox) EffectiveResources() *cri.LinuxContainerResources {
+	if s.Resources != nil {
+		return s.Resources.Message
+	}
+	return s.Config.Message.GetLinux().GetResources()
 }
 
 // Ready tells whether the pod can take containers: it was brought up in this

@@ -134,7 +134,7 @@ func assemble(ctx context.Context, cfg config.Config, log *logrus.Entry) (*assem
 	}
 	d.closers = append(d.closers, func() { logError(log, parts.Images.Close()) })
 	parts.Network, err = network.New(network.Options{ConfDir: cfg.CNI.ConfDir, BinDirs: cfg.CNI.BinDirs,
-		CacheDir: filepath.Join(cfg.Root, "cni"), Timeout: time.Duration(cfg.CNI.Timeout)})
+		CacheDir: filepath.Join(cfg.Root, "cni"), Timeout: time.Duration(cfg.CNI.Timeout), Template: cfg.CNI.ConfTemplate})
 	if err != nil {
 		return nil, err
 	}

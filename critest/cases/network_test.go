@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"google.golang.org/grpc/codes"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"berth/critest/node"
@@ -222,5 +223,41 @@ func TestB59AddressesSurviveTheDaemon(t *testing.T) {
 	}
 	if netns := fmt.Sprintf("%q:%q", "netns", filepath.Join(e.State(), "namespaces", last, "net")); !strings.Contains(strings.ReplaceAll(res.GetInfo()["info"], `": "`, `":"`), netns) {
 		t.Errorf("the verbose status lacks %s: %s", netns, res.GetInfo()["info"])
+	}
+}
+
+// The node's network is made from the template once the kubelet has told its pod
+// CIDR, and follows it over a restart of the daemon.
+func TestNetworkFromTheTemplate(t *testing.T) {
+	template := filepath.Join(t.TempDir(), "template")
+	e := start(t, node.Options{NoCNI: true, Settings: map[string]string{"cni": fmt.Sprintf("conf_template = %q", template)}})
+	text := strings.Replace(e.Conflist(), fmt.Sprintf("%q", e.Subnet), `"{{.PodCIDR}}"`, 1)
+	if err := os.WriteFile(template, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	tell := func(cidr string) error {
+		_, err := e.rt.UpdateRuntimeConfig(e.ctx, &cri.UpdateRuntimeConfigRequest{RuntimeConfig: &cri.RuntimeConfig{NetworkConfig: &cri.NetworkConfig{PodCidr: cidr}}})
+		return err
+	}
+	e.refused("no CIDR", tell("10.0.0.0/99"), codes.InvalidArgument, "pod_cidr", "10.0.0.0/99")
+	e.networkWithin(false, "before the kubelet told the CIDR")
+	for range 2 {
+		if err := tell(e.Subnet); err != nil {
+			t.Fatal(err)
+		}
+		if c := e.network(); !c.GetStatus() {
+			t.Errorf("NetworkReady is false right behind UpdateRuntimeConfig: %s", c.GetMessage())
+		}
+		pod := e.run(e.sandbox())
+		if ip := e.ips(pod)[0]; !strings.HasPrefix(ip, strings.TrimSuffix(e.Subnet, "0/24")) {
+			t.Errorf("the pod has %s, which is not of %s", ip, e.Subnet)
+		}
+		e.removePod(pod)
+		if err := e.Kill(); err != nil {
+			t.Fatal(err)
+		}
+		if err := e.Launch(e.ctx); err != nil {
+			t.Fatal(err)
+		}
 	}
 }

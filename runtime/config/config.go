@@ -38,9 +38,11 @@ type Config struct {
 
 // CNI says where networks are configured.
 type CNI struct {
-	ConfDir string   `toml:"conf_dir" comment:"Directory of CNI configurations; the first valid one by name is used. Followed while running."`
-	BinDirs []string `toml:"bin_dirs" comment:"Directories searched for CNI plugins, in order."`
-	Timeout Duration `toml:"timeout" comment:"Longest time of one ADD or DEL of a whole plugin chain."`
+	ConfDir      string   `toml:"conf_dir" comment:"Directory of CNI configurations; the first valid one by name is used. Followed while running."`
+	BinDirs      []string `toml:"bin_dirs" comment:"Directories searched for CNI plugins, in order."`
+	Timeout      Duration `toml:"timeout" comment:"Longest time of one ADD or DEL of a whole plugin chain."`
+	ConfTemplate string   `toml:"conf_template" comment:"Go template of a CNI configuration, made into conf_dir/10-berth-net.conflist when the kubelet tells the node's pod CIDR and no other file is there. It may use .PodCIDR, .PodCIDRRanges and .Routes. Empty: none."`
+	GCAtStart    bool     `toml:"gc_at_start" comment:"Before serving, let the plugins of networks that know CNI's GC remove all attachments that are not of berth's pods. Not where another runtime uses the same network: it would lose its own."`
 }
 
 // Image configures package image.
@@ -209,7 +211,7 @@ func (c Config) Check() error {
 		return fmt.Errorf("%w: keys \"root\" and \"state\" are both %q", ErrInvalid, c.Root)
 	}
 	for _, o := range []struct{ key, path string }{{"monitor", c.Monitor}, {"image.registries_conf", c.Image.RegistriesConf},
-		{"image.policy", c.Image.Policy}, {"image.auth_file", c.Image.AuthFile},
+		{"cni.conf_template", c.CNI.ConfTemplate}, {"image.policy", c.Image.Policy}, {"image.auth_file", c.Image.AuthFile},
 		{"streaming.tls_cert", c.Streaming.TLSCert}, {"streaming.tls_key", c.Streaming.TLSKey}} {
 		if o.path != "" && !filepath.IsAbs(o.path) {
 			return fmt.Errorf("%w: key %q: %q is not an absolute path", ErrInvalid, o.key, o.path)
