@@ -56,6 +56,23 @@ func ReadProcess(dir string) (*rspec.Process, error) {
 	return s.Process, nil
 }
 
+// ReadSpec reads a bundle's config.json, for those who are shown it. ErrNotFound
+// when there is no bundle.
+func ReadSpec(dir string) (*rspec.Spec, error) {
+	data, err := os.ReadFile(filepath.Join(dir, configFile))
+	if errors.Is(err, os.ErrNotExist) {
+		return nil, fmt.Errorf("read bundle %s: %w", dir, ErrNotFound)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read bundle: %w", err)
+	}
+	s := &rspec.Spec{}
+	if err := json.Unmarshal(data, s); err != nil {
+		return nil, fmt.Errorf("decode %s: %w", filepath.Join(dir, configFile), err)
+	}
+	return s, nil
+}
+
 // RemoveBundle removes a bundle directory and its files. Idempotent. The rootfs
 // must be unmounted: a directory that is not empty below it is an error, and
 // nothing of a mounted filesystem is ever removed.

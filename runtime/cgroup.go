@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"unicode"
@@ -90,25 +91,56 @@ func cgroupDir(sb *sandbox.Sandbox, id string) string {
 
 // checkCgroupParent refuses what the cgroupfs driver cannot mean.
 func checkCgroupParent(parent string) error {
-	const field = cgroupParentField
-	switch {
-	case parent == "":
+	if parent == "" {
 		return nil
-	case strings.HasSuffix(filepath.Clean(parent), ".slice"):
-		return fmt.Errorf("%w: %s %q is a systemd slice, but berth's cgroup driver is cgroupfs: set the kubelet's cgroupDriver to cgroupfs", errInvalid, field, parent)
-	case strings.ContainsFunc(parent, unicode.IsControl):
-		return fmt.Errorf("%w: %s %q has a control character", errInvalid, field, parent)
-	case !strings.HasPrefix(parent, "/"):
-		return fmt.Errorf("%w: %s %q is not absolute", errInvalid, field, parent)
-	case filepath.Clean(parent) == "/":
-		return fmt.Errorf("%w: %s %q is the root cgroup", errInvalid, field, parent)
 	}
-	for _, part := range strings.Split(parent, "/") {
-		if part == ".." {
-			return fmt.Errorf("%w: %s %q has \"..\"", errInvalid, field, parent)
-		}
+	if err := checkCgroup(parent); err != nil {
+		return fmt.Errorf("%w: %s %w", errInvalid, cgroupParentField, err)
 	}
 	return nil
+}
+
+// checkCgroup says what is wrong with the path of a cgroup.
+func checkCgroup(path string) error {
+	switch {
+	case strings.HasSuffix(filepath.Clean(path), ".slice"):
+		return fmt.Errorf("%q is a systemd slice, but berth's cgroup driver is cgroupfs: set the kubelet's cgroupDriver to cgroupfs", path)
+	case strings.ContainsFunc(path, unicode.IsControl):
+		return fmt.Errorf("%q has a control character", path)
+	case !strings.HasPrefix(path, "/"):
+		return fmt.Errorf("%q is not absolute", path)
+	case filepath.Clean(path) == "/":
+		return fmt.Errorf("%q is the root cgroup", path)
+	case slices.Contains(strings.Split(path, "/"), ".."):
+		return fmt.Errorf("%q has \"..\"", path)
+	}
+	return nil
+}
+
+// containerCgroup is a container's own cgroup: below its pod's, unless an NRI
+// plugin moved it.
+func containerCgroup(sb *sandbox.Sandbox, c *sandbox.Container) string {
+	if c.Cgroup != "" {
+		return c.Cgroup
+	}
+	return cgroupDir(sb, c.ID)
+}
+
+// movedCgroup is the directory of the cgroup that an NRI plugin names in a
+// specification, in the form that the pod's cgroup driver has.
+func movedCgroup(sb *sandbox.Sandbox, path string) (string, error) {
+	if !bySystemd(sb) {
+		return path, checkCgroup(path)
+	}
+	parts := strings.Split(path, ":")
+	if len(parts) != 3 || strings.Contains(parts[1]+parts[2], "/") || parts[2] == "" {
+		return "", fmt.Errorf("%q is not slice:prefix:name, as the cgroup driver systemd has it", path)
+	}
+	dir, err := oci.SliceDir(parts[0])
+	if err != nil {
+		return "", err
+	}
+	return dir + "/" + parts[1] + "-" + parts[2] + ".scope", nil
 }
 
 // removePodCgroup removes a pod's own cgroup, in which every container's has
@@ -137,8 +169,8 @@ func (s *Service) removePodCgroup(ctx context.Context, parent string) error {
 // removeOwnCgroup removes the cgroup of a container or pause. The OCI runtime's
 // delete has done so, unless a crash came between the making of the cgroup and
 // of the runtime's own state. Idempotent.
-func removeOwnCgroup(ctx context.Context, sb *sandbox.Sandbox, id string) error {
-	if err := monitor.RemoveCgroups(ctx, cgroupDir(sb, id)); err != nil {
+func removeOwnCgroup(ctx context.Context, id, cgroup string) error {
+	if err := monitor.RemoveCgroups(ctx, cgroup); err != nil {
 		return fmt.Errorf("remove cgroup of %s: %w", id, err)
 	}
 	return nil

@@ -103,8 +103,15 @@ func (s *Service) createContainer(ctx context.Context, op *operation.Operation, 
 		open()
 		return "", err
 	}
-	err = s.make(ctx, op, c, images, from)
-	open()
+	err = func() error {
+		defer open() // also when it panics: whoever removes the container waits for the lock
+		err := s.make(ctx, op, c, images, from)
+		if err == nil {
+			s.plugins.Settled(c.ID)
+			s.plugins.PostCreateContainer(ctx, c.ID)
+		}
+		return err
+	}()
 	if err != nil {
 		err = fmt.Errorf("create container %s at step %s: %w", config.GetMetadata().GetName(), op.Where(), err)
 		undo, cancel := context.WithTimeout(context.WithoutCancel(ctx), operationLimit)
@@ -149,17 +156,11 @@ func (s *Service) make(ctx context.Context, op *operation.Operation, c *sandbox.
 	if err != nil {
 		return err
 	}
-	op.Step("make spec and bundle")
-	sp, warnings, err := spec.Container(in)
+	sp, err := s.specify(ctx, op, sb, c, in)
 	if err != nil {
 		return err
 	}
-	for _, w := range warnings {
-		s.warn(logrus.Fields{"container": c.ID, "sandbox": sb.ID}, w)
-	}
-	if err := s.injectCDI(sp, c.Config.Message); err != nil {
-		return err
-	}
+	op.Step("write bundle")
 	if err := oci.WriteBundle(s.bundleDir(c.ID), sp); err != nil {
 		return err
 	}
@@ -200,6 +201,24 @@ func (s *Service) injectCDI(sp *rspec.Spec, config *cri.ContainerConfig) error {
 		return err
 	}
 	return s.cdi.Inject(sp, names)
+}
+
+// specify makes a container's specification: what the request asks for, the CDI
+// devices it names, and last what NRI plugins adjust.
+func (s *Service) specify(ctx context.Context, op *operation.Operation, sb *sandbox.Sandbox, c *sandbox.Container, in spec.ContainerInput) (*rspec.Spec, error) {
+	op.Step("make spec")
+	sp, warnings, err := spec.Container(in)
+	if err != nil {
+		return nil, err
+	}
+	for _, w := range warnings {
+		s.warn(logrus.Fields{"container": c.ID, "sandbox": sb.ID}, w)
+	}
+	if err := s.injectCDI(sp, c.Config.Message); err != nil {
+		return nil, err
+	}
+	op.Step("ask NRI plugins")
+	return sp, s.adjustByPlugins(ctx, sb, c, sp)
 }
 
 func userOf(user rspec.User) sandbox.User {

@@ -50,6 +50,9 @@ func (s *Service) Exited(e oci.Exit) {
 	if c != nil && c.SharedPIDs {
 		s.background.Go(func() { s.killRest(c) })
 	}
+	if s.plugins != nil {
+		s.background.Go(func() { s.tellStopped(context.Background(), e.ID) })
+	}
 }
 
 // starts are the running starts by container id. An end that is reported while

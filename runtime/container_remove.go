@@ -61,7 +61,7 @@ func (s *Service) removeContainer(ctx context.Context, id string) error {
 		return err
 	}
 	if sb, err := s.Records.Sandboxes.Get(c.SandboxID); err == nil {
-		if err := removeOwnCgroup(ctx, sb, id); err != nil {
+		if err := removeOwnCgroup(ctx, id, containerCgroup(sb, c)); err != nil {
 			return err
 		}
 	}
@@ -75,9 +75,11 @@ func (s *Service) removeContainer(ctx context.Context, id string) error {
 		return err
 	}
 	s.exits.forget(id)
+	s.plugins.RemoveContainer(ctx, id)
 	if err := s.Records.Containers.Remove(id); err != nil {
 		return err
 	}
+	s.plugins.Forget(id)
 	s.Images.Release(id)
 	return nil
 }

@@ -15,7 +15,7 @@ import (
 const startErrorCode = 128
 
 // StartContainer lets a created container's process run. A start that the OCI
-// runtime refuses leaves the container EXITED with code 128, reason StartError
+// runtime or an NRI plugin refuses leaves the container EXITED with code 128, reason StartError
 // and the refusal as its message.
 func (s *Service) StartContainer(ctx context.Context, req *cri.StartContainerRequest) (*cri.StartContainerResponse, error) {
 	c, err := s.findContainer(req.GetContainerId())
@@ -63,20 +63,25 @@ func (s *Service) startContainer(ctx context.Context, id string) error {
 		}
 	}()
 	at := time.Now().UnixNano()
-	if c.Restore {
+	err = s.plugins.StartContainer(ctx, id)
+	switch {
+	case err != nil:
+	case c.Restore:
 		err = s.startRestored(ctx, rt, sb, c)
-	} else {
+	default:
 		err = rt.Start(ctx, id)
 	}
 	if err != nil {
 		s.startFailed(c, at, err)
 		_ = rt.KillAll(ctx, id) // what is left of it goes with StopContainer or RemoveContainer at the latest
+		s.plugins.StopContainer(ctx, id)
 		return fmt.Errorf("start container %s: %w", id, err)
 	}
 	_, err = s.Records.Containers.Update(id, func(c *sandbox.Container) { c.StartedAt = at })
 	if err != nil {
 		s.Log.WithError(err).WithField("container", id).Warn("record of a started container")
 	}
+	s.plugins.PostStartContainer(ctx, id)
 	return nil
 }
 

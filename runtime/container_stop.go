@@ -88,6 +88,9 @@ func (s *Service) stopContainer(ctx context.Context, id string, grace time.Durat
 		s.stops.running[id] = st
 		s.background.Go(func() {
 			st.err = s.runStop(context.WithoutCancel(ctx), id, st)
+			if st.err == nil {
+				s.tellStopped(context.WithoutCancel(ctx), id)
+			}
 			s.stops.mu.Lock()
 			delete(s.stops.running, id)
 			s.stops.mu.Unlock()

@@ -10,6 +10,7 @@ import (
 
 	"berth/oci"
 	"berth/oci/spec"
+	"berth/runtime/nri"
 	"berth/sandbox"
 )
 
@@ -23,37 +24,67 @@ func (s *Service) UpdateContainerResources(ctx context.Context, req *cri.UpdateC
 	if req.GetLinux() == nil {
 		return nil, fmt.Errorf("%w: linux is missing", errInvalid)
 	}
+	if err := s.updatable(c); err != nil {
+		return nil, err
+	}
+	if _, err := spec.UpdateResources(req.GetLinux(), s.Host); err != nil {
+		return nil, err
+	}
+	update, err := s.plugins.UpdateContainer(ctx, c.ID, req.GetLinux())
+	if err != nil {
+		return nil, err
+	}
 	open, err := s.locks.Lock(ctx, c.ID)
 	if err != nil {
 		return nil, err
 	}
 	defer open()
-	if c, err = s.findContainer(c.ID); err != nil {
+	if err := s.updateResources(ctx, update); err != nil {
 		return nil, err
 	}
+	s.plugins.PostUpdateContainer(ctx, c.ID)
+	return &cri.UpdateContainerResourcesResponse{}, nil
+}
+
+// updatable refuses containers that have no limits any more.
+func (s *Service) updatable(c *sandbox.Container) error {
 	if st := c.State(s.bootID); st == cri.ContainerState_CONTAINER_EXITED {
-		return nil, fmt.Errorf("%w: container %s is %s", errPrecondition, c.ID, st)
+		return fmt.Errorf("%w: container %s is %s", errPrecondition, c.ID, st)
+	}
+	return nil
+}
+
+// updateResources changes the limits of a container, all or none, and records
+// them. The caller holds the container's lock.
+func (s *Service) updateResources(ctx context.Context, u nri.Update) error {
+	c, err := s.findContainer(u.ID)
+	if err != nil {
+		return err
+	}
+	if err := s.updatable(c); err != nil {
+		return err
 	}
 	rt, err := s.runtimeOf(c)
 	if err != nil {
-		return nil, err
+		return err
 	}
-	resources, err := spec.UpdateResources(req.GetLinux(), s.Host)
+	resources, err := spec.UpdateResources(u.Resources, s.Host)
 	if err != nil {
-		return nil, err
+		return err
 	}
+	u.AddMore(resources)
 	if err := rt.Update(ctx, c.ID, resources); err != nil {
 		err = fmt.Errorf("update resources of container %s: %w", c.ID, err)
-		return nil, errors.Join(err, s.restoreResources(ctx, rt, c))
+		return errors.Join(err, s.restoreResources(ctx, rt, c))
 	}
-	merged := mergeResources(c.EffectiveResources(), req.GetLinux())
+	merged := mergeResources(c.EffectiveResources(), u.Resources)
 	_, err = s.Records.Containers.Update(c.ID, func(c *sandbox.Container) {
 		c.Resources = &sandbox.Config[*cri.LinuxContainerResources]{Message: merged}
 	})
 	if err != nil {
 		s.Log.WithError(err).WithField("container", c.ID).Warn("record of updated resources")
 	}
-	return &cri.UpdateContainerResourcesResponse{}, nil
+	return nil
 }
 
 // restoreResources puts the limits in force back after a refused update: the OCI

@@ -292,7 +292,7 @@ func (s *Service) target(c *sandbox.Container) stats.Target {
 		t.PID = c.Process.PID
 	}
 	if sb, err := s.Records.Sandboxes.Get(c.SandboxID); err == nil {
-		t.Cgroup = cgroupDir(sb, c.ID)
+		t.Cgroup = containerCgroup(sb, c)
 	}
 	return t
 }

@@ -74,5 +74,10 @@ func (s *Service) removeSandboxSteps(ctx context.Context, op *operation.Operatio
 		return fmt.Errorf("remove state of %s: %w", id, err)
 	}
 	s.exits.forget(id)
-	return s.Records.Sandboxes.Remove(id)
+	s.plugins.RemovePodSandbox(ctx, id)
+	if err := s.Records.Sandboxes.Remove(id); err != nil {
+		return err
+	}
+	s.plugins.Forget(id)
+	return nil
 }

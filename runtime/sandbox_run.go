@@ -128,6 +128,10 @@ func (s *Service) bringUp(ctx context.Context, op *operation.Operation, sb *sand
 			return err
 		}
 	}
+	op.Step("ask NRI plugins")
+	if err := s.plugins.RunPodSandbox(ctx, sb.ID); err != nil {
+		return err
+	}
 	return s.recordReady(op, sb.ID)
 }
 
@@ -143,6 +147,9 @@ func (s *Service) recordReady(op *operation.Operation, id string) error {
 			sb.Steps = append(sb.Steps, sandbox.Step{Name: st.Name, Nanoseconds: st.Took.Nanoseconds()})
 		}
 	})
+	if err == nil {
+		s.plugins.Settled(id)
+	}
 	return err
 }
 

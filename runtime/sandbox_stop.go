@@ -55,6 +55,8 @@ func (s *Service) stopSandbox(ctx context.Context, op *operation.Operation, id s
 	if err := s.stopContainersOf(ctx, id); err != nil {
 		return err
 	}
+	op.Step("tell NRI plugins")
+	s.plugins.StopPodSandbox(ctx, id)
 	sb, err := s.Records.Sandboxes.Get(id)
 	if err != nil {
 		return err
@@ -106,7 +108,7 @@ func (s *Service) stopPause(ctx context.Context, sb *sandbox.Sandbox) error {
 	if err := rt.Delete(ctx, sb.ID); err != nil {
 		return err
 	}
-	if err := removeOwnCgroup(ctx, sb, sb.ID); err != nil {
+	if err := removeOwnCgroup(ctx, sb.ID, cgroupDir(sb, sb.ID)); err != nil {
 		return err
 	}
 	if err := oci.RemoveBundle(s.bundleDir(sb.ID)); err != nil {

@@ -24,6 +24,7 @@ import (
 	"berth/runtime/apparmor"
 	"berth/runtime/cdi"
 	"berth/runtime/config"
+	"berth/runtime/nri"
 	"berth/runtime/operation"
 	"berth/runtime/stats"
 	"berth/runtime/streaming"
@@ -69,6 +70,7 @@ type Service struct {
 	stats      *stats.Collector
 	writable   *stats.Directory // the containers' directory, where it is not on the images' filesystem; else nil
 	cdi        *cdi.Devices
+	plugins    *nri.Plugins // nil: NRI is off
 	handlers   []*cri.RuntimeHandler
 	abilities  map[string]abilities // of each handler, by name
 	features   *cri.RuntimeFeatures
@@ -127,6 +129,7 @@ func (s *Service) Close(ctx context.Context) {
 	case <-done:
 	case <-ctx.Done():
 	}
+	s.plugins.Stop()
 }
 
 // newID makes a random id of 64 hexadecimal digits.

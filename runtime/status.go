@@ -15,6 +15,7 @@ import (
 	"berth/oci"
 	"berth/oci/checkpoint"
 	"berth/oci/spec"
+	"berth/runtime/nri"
 	"berth/runtime/streaming"
 	"berth/sandbox"
 	"berth/sandbox/namespaces"
@@ -57,6 +58,7 @@ var codeOf = []struct {
 	{image.ErrNotFound, codes.NotFound},
 	{oci.ErrNotFound, codes.NotFound},
 	{errPrecondition, codes.FailedPrecondition},
+	{nri.ErrRefused, codes.FailedPrecondition},
 	{oci.ErrNotRunning, codes.FailedPrecondition},
 	{sandbox.ErrNameInUse, codes.AlreadyExists},
 	{oci.ErrExists, codes.AlreadyExists},

@@ -131,6 +131,7 @@ type Container struct {
 	Resources  *Config[*cri.LinuxContainerResources] `json:"resources,omitempty"`  // after an update
 	SharedPIDs bool                                  `json:"sharedPIDs,omitempty"` // its processes outlive its init
 	Restore    bool                                  `json:"restore,omitempty"`    // its start continues processes of a checkpoint
+	Cgroup     string                                `json:"cgroup,omitempty"`     // where an NRI plugin put it; empty: below its pod's
 }
 
 // User is who a container's process runs as.

@@ -20,6 +20,7 @@ var rooms = map[string][]string{
 	"berth/runtime/apparmor":   {},
 	"berth/runtime/cdi":        {"berth/oci/spec"},
 	"berth/runtime/config":     {},
+	"berth/runtime/nri":        {},
 	"berth/runtime/operation":  {},
 	"berth/runtime/resolve":    {"berth/oci/spec"},
 	"berth/runtime/stats":      {},
@@ -44,10 +45,11 @@ var rooms = map[string][]string{
 // reserved says which packages alone may import a foreign one.
 var reserved = map[string][]string{
 	"google.golang.org/grpc":                          {"berth/runtime", "berth/cmd/berth"},
-	"k8s.io/cri-api/pkg/apis/runtime/v1":              {"berth/runtime", "berth/runtime/resolve", "berth/runtime/metrics", "berth/sandbox", "berth/oci/spec", "berth/network"},
+	"k8s.io/cri-api/pkg/apis/runtime/v1":              {"berth/runtime", "berth/runtime/nri", "berth/runtime/resolve", "berth/runtime/metrics", "berth/sandbox", "berth/oci/spec", "berth/network"},
 	"github.com/containernetworking/cni/libcni":       {"berth/network"},
+	"github.com/containerd/nri/pkg/adaptation":        {"berth/runtime/nri"},
 	"go.podman.io/image/v5/copy":                      {"berth/image"},
-	"github.com/opencontainers/runtime-spec/specs-go": {"berth/runtime", "berth/runtime/cdi", "berth/runtime/resolve", "berth/oci", "berth/oci/spec", "berth/oci/runc", "berth/cmd/berth"},
+	"github.com/opencontainers/runtime-spec/specs-go": {"berth/runtime", "berth/runtime/nri", "berth/runtime/cdi", "berth/runtime/resolve", "berth/oci", "berth/oci/spec", "berth/oci/runc", "berth/cmd/berth"},
 }
 
 type listed struct {

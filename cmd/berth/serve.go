@@ -192,6 +192,9 @@ func (d *assembled) run(ctx context.Context, cfg config.Config, log *logrus.Entr
 	if err := d.service.Restore(ctx); err != nil {
 		return err
 	}
+	if err := d.service.StartPlugins(); err != nil {
+		return err
+	}
 	l, err := runtime.Listen(cfg.Socket)
 	if err != nil {
 		return err

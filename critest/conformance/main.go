@@ -109,7 +109,7 @@ func (s suite) execute(ctx context.Context, n *node.Node) ([]types.Report, error
 	}
 	args = append(args, filepath.Join(n.Deps, "bin", "critest.test"), "--",
 		"-runtime-endpoint="+endpoint, "-image-endpoint="+endpoint, "-digest-image="+s.digest,
-		"-config="+filepath.Join(n.Dir, "crictl.yaml"))
+		"-config="+filepath.Join(n.Dir, "crictl.yaml"), "-nri-socket="+n.NRISocket())
 	if s.websocket {
 		args = append(args, "-websocket-exec", "-websocket-attach", "-websocket-portforward")
 	}

@@ -19,7 +19,6 @@ type rule struct {
 
 // excluded specs are not run: what they test is not built yet.
 var excluded = []rule{
-	{`\[k8s\.io\] NRI`, "NRI is not built yet"},
 	{`benchmark`, "benchmarks are no conformance"},
 }
 

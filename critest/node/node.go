@@ -133,6 +133,9 @@ func (n *Node) Root() string { return filepath.Join(n.Dir, "root") }
 // State is the daemon's directory that a reboot would empty.
 func (n *Node) State() string { return filepath.Join(n.Dir, "state") }
 
+// NRISocket is where NRI plugins connect to the daemon.
+func (n *Node) NRISocket() string { return filepath.Join(n.Dir, "nri", "nri.sock") }
+
 // LogDir is a directory for pod logs.
 func (n *Node) LogDir() string { return filepath.Join(n.Dir, "logs") }
 

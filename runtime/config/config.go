@@ -34,6 +34,24 @@ type Config struct {
 	Image     Image     `toml:"image" comment:"Pulling and keeping images."`
 	Streaming Streaming `toml:"streaming" comment:"The server of exec, attach and port-forward, which the kubelet is sent to."`
 	Runtime   Runtime   `toml:"runtime" comment:"Sandboxes and containers."`
+	NRI       NRI       `toml:"nri" comment:"Plugins that see and adjust pods and containers (Node Resource Interface)."`
+}
+
+// NRI's switch.
+const (
+	NRIAuto = "auto"
+	NRIOn   = "on"
+	NRIOff  = "off"
+)
+
+// NRI configures the Node Resource Interface.
+type NRI struct {
+	Enable              string   `toml:"enable" comment:"on, off, or auto: on if the directory of socket_path exists when the daemon starts."`
+	SocketPath          string   `toml:"socket_path" comment:"Socket that plugins connect to. No other runtime may listen on it."`
+	PluginPath          string   `toml:"plugin_path" comment:"Directory of plugins that the daemon starts itself: executables named by two digits, a dash and a name."`
+	PluginConfigPath    string   `toml:"plugin_config_path" comment:"Directory of their configuration: 10-name.conf or name.conf."`
+	RegistrationTimeout Duration `toml:"plugin_registration_timeout" comment:"A plugin that does not register in this time is left out (100ms to 1m)."`
+	RequestTimeout      Duration `toml:"plugin_request_timeout" comment:"A plugin that does not answer in this time is disconnected, and the pod goes on without it (100ms to 1m)."`
 }
 
 // CNI says where networks are configured.
@@ -134,6 +152,8 @@ func Default() Config {
 			Handlers:        map[string]Handler{"runc": {Path: "runc"}},
 			CDIDirs:         []string{"/etc/cdi", "/var/run/cdi"},
 		},
+		NRI: NRI{Enable: NRIAuto, SocketPath: "/var/run/nri/nri.sock", PluginPath: "/opt/nri/plugins", PluginConfigPath: "/etc/nri/conf.d",
+			RegistrationTimeout: Duration(5 * time.Second), RequestTimeout: Duration(5 * time.Second)},
 	}
 }
 
@@ -199,13 +219,16 @@ func dotted(k toml.Key) string {
 
 // Check refuses values that cannot work, naming the key.
 func (c Config) Check() error {
-	for _, p := range []struct{ key, path string }{{"root", c.Root}, {"state", c.State}, {"socket", c.Socket}, {"cni.conf_dir", c.CNI.ConfDir}} {
+	for _, p := range []struct{ key, path string }{{"root", c.Root}, {"state", c.State}, {"socket", c.Socket}, {"cni.conf_dir", c.CNI.ConfDir},
+		{"nri.socket_path", c.NRI.SocketPath}, {"nri.plugin_path", c.NRI.PluginPath}, {"nri.plugin_config_path", c.NRI.PluginConfigPath}} {
 		if !filepath.IsAbs(p.path) {
 			return fmt.Errorf("%w: key %q: %q is not an absolute path", ErrInvalid, p.key, p.path)
 		}
 	}
-	if len(c.Socket) > 107 {
-		return fmt.Errorf("%w: key \"socket\": %q is longer than the 107 bytes of a Unix socket address", ErrInvalid, c.Socket)
+	for _, o := range []struct{ key, path string }{{"socket", c.Socket}, {"nri.socket_path", c.NRI.SocketPath}} {
+		if len(o.path) > 107 {
+			return fmt.Errorf("%w: key %q: %q is longer than the 107 bytes of a Unix socket address", ErrInvalid, o.key, o.path)
+		}
 	}
 	if filepath.Clean(c.Root) == filepath.Clean(c.State) {
 		return fmt.Errorf("%w: keys \"root\" and \"state\" are both %q", ErrInvalid, c.Root)
@@ -241,6 +264,8 @@ func (c Config) checkValues() error {
 		{"streaming.port", int64(c.Streaming.Port), 0, 65535},
 		{"streaming.url_lifetime", int64(c.Streaming.URLLifetime), int64(time.Second), int64(time.Hour)},
 		{"streaming.idle_timeout", int64(c.Streaming.IdleTimeout), int64(time.Second), int64(1000 * time.Hour)},
+		{"nri.plugin_registration_timeout", int64(c.NRI.RegistrationTimeout), int64(100 * time.Millisecond), int64(time.Minute)},
+		{"nri.plugin_request_timeout", int64(c.NRI.RequestTimeout), int64(100 * time.Millisecond), int64(time.Minute)},
 		{"runtime.max_log_line", int64(c.Runtime.MaxLogLine), 256, 1 << 20},
 		{"runtime.shm_size", c.Runtime.ShmSize, 4096, 1 << 40},
 	}
@@ -270,6 +295,11 @@ func (c Config) checkValues() error {
 	case Systemd, Cgroupfs, Auto:
 	default:
 		return fmt.Errorf("%w: key \"runtime.cgroup_driver\": %q is none of systemd, cgroupfs, auto", ErrInvalid, c.Runtime.CgroupDriver)
+	}
+	switch c.NRI.Enable {
+	case NRIAuto, NRIOn, NRIOff:
+	default:
+		return fmt.Errorf("%w: key \"nri.enable\": %q is none of on, off, auto", ErrInvalid, c.NRI.Enable)
 	}
 	return c.checkHandlers()
 }
