@@ -89,14 +89,14 @@ func TestEventsOfFlows(t *testing.T) {
 	for _, words := range want {
 		count += len(words)/8 + 1 // each word has seven letters
 	}
-	got := l.said(t, count+3) // the pod that did not come up was there until it was undone
+	got := l.said(t, count) // nothing of the pod that did not come up
 	for id, words := range want {
 		if got[id] != words {
 			t.Errorf("events of %s: %q, want %q", id, got[id], words)
 		}
 	}
-	if len(got) != len(want)+1 {
-		t.Errorf("events of %d objects, want %d: %v", len(got), len(want)+1, got)
+	if len(got) != len(want) {
+		t.Errorf("events of %d objects, want %d: %v", len(got), len(want), got)
 	}
 }
 

@@ -257,7 +257,7 @@ func checkStatuses(t *testing.T, e *cri.ContainerEventResponse) {
 	}
 	i := slices.IndexFunc(e.GetContainersStatuses(), func(c *cri.ContainerStatus) bool { return c.GetId() == e.GetContainerId() })
 	if e.GetContainerId() == sb.GetId() {
-		// One that failed to come up is created not ready.
+		// One that could not be undone when it failed is created not ready.
 		ready := sb.GetState() == cri.PodSandboxState_SANDBOX_READY
 		if kind := e.GetContainerEventType(); kind == started && !ready || kind > started && ready {
 			t.Errorf("the sandbox is %s at %v", sb.GetState(), e)

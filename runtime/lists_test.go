@@ -168,19 +168,9 @@ func TestB91TwoThousand(t *testing.T) {
 			ImageID: "sha256:" + id, ImageRef: "registry.example/app@sha256:" + id,
 			Config: sandbox.Config[*cri.ContainerConfig]{Message: &cri.ContainerConfig{Annotations: fat}}}))
 	}
-	socket := filepath.Join(t.TempDir(), "berth.sock")
-	l, err := Listen(socket)
-	must(t, err)
-	g := m.Server()
-	go func() { _ = g.Serve(l) }()
-	defer g.Stop()
-	conn, err := grpc.NewClient("unix://"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()),
-		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(clientLimit)))
-	must(t, err)
-	defer conn.Close()
-	client := cri.NewRuntimeServiceClient(conn)
+	client := serve(t, m.Service)
 
-	_, err = client.ListContainers(t.Context(), &cri.ListContainersRequest{})
+	_, err := client.ListContainers(t.Context(), &cri.ListContainersRequest{})
 	if status.Code(err) != codes.ResourceExhausted || !strings.Contains(err.Error(), "received message larger than max") {
 		t.Errorf("the whole list: %v; the client should refuse it", err)
 	}
@@ -212,6 +202,81 @@ func TestB91TwoThousand(t *testing.T) {
 		t.Errorf("the running ones: %d in %d bytes, %v", len(running.GetContainers()), proto.Size(running), err)
 	}
 	t.Logf("the stream took %s, the filtered list %s", took, time.Since(began))
+}
+
+// serve puts a service behind a socket and returns a client with the kubelet's
+// limit.
+func serve(t testing.TB, s *Service) cri.RuntimeServiceClient {
+	t.Helper()
+	socket := filepath.Join(t.TempDir(), "berth.sock")
+	l, err := Listen(socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	g := s.Server()
+	go func() { _ = g.Serve(l) }()
+	conn, err := grpc.NewClient("unix://"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(clientLimit)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = conn.Close(); g.Stop() })
+	return cri.NewRuntimeServiceClient(conn)
+}
+
+// The lists that the kubelet asks for each second, at 300 pods and 600
+// containers with the labels and annotations it gives them.
+func BenchmarkLists(b *testing.B) {
+	records, _, err := sandbox.Open(b.TempDir())
+	if err != nil {
+		b.Fatal(err)
+	}
+	marks := map[string]string{}
+	for i := range 5 {
+		marks[fmt.Sprintf("io.kubernetes.container.some-key-%d", i)] = strings.Repeat("v", 40)
+	}
+	image := &cri.ImageSpec{Image: "sha256:" + strings.Repeat("0", 64), UserSpecifiedImage: "registry.example/team/app:1.2.3"}
+	for i := range 300 {
+		pod := fmt.Sprintf("%064x", i)
+		if err := records.Sandboxes.Create(&sandbox.Sandbox{ID: pod, Name: pod, BootID: "boot", CreatedAt: int64(i), ReadyAt: 1,
+			Config: sandbox.Config[*cri.PodSandboxConfig]{Message: &cri.PodSandboxConfig{Labels: marks, Annotations: marks,
+				Metadata: &cri.PodSandboxMetadata{Name: pod[:40], Namespace: "default", Uid: pod[:36]}}}}); err != nil {
+			b.Fatal(err)
+		}
+		for j := range 2 {
+			id := fmt.Sprintf("%063x%d", i, j)
+			if err := records.Containers.Create(&sandbox.Container{ID: id, Name: id, SandboxID: pod, BootID: "boot", CreatedAt: int64(i), MadeAt: 1, StartedAt: 2,
+				ImageID: image.Image, ImageRef: "registry.example/team/app@" + image.Image,
+				Config: sandbox.Config[*cri.ContainerConfig]{Message: &cri.ContainerConfig{Labels: marks, Annotations: marks, Image: image,
+					Metadata: &cri.ContainerMetadata{Name: "app"}}}}); err != nil {
+				b.Fatal(err)
+			}
+		}
+	}
+	log, _ := logtest.NewNullLogger()
+	client := serve(b, &Service{Parts: Parts{Records: records, Log: log.WithField("", "")}, bootID: "boot"})
+	for name, list := range map[string]func(context.Context) error{
+		"pods":       func(ctx context.Context) error { _, err := client.ListPodSandbox(ctx, nil); return err },
+		"containers": func(ctx context.Context) error { _, err := client.ListContainers(ctx, nil); return err },
+		"container stream": func(ctx context.Context) error {
+			parts, err := client.StreamContainers(ctx, nil)
+			for err == nil {
+				_, err = parts.Recv()
+			}
+			if errors.Is(err, io.EOF) {
+				return nil
+			}
+			return err
+		},
+	} {
+		b.Run(name, func(b *testing.B) {
+			for b.Loop() {
+				if err := list(b.Context()); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
+	}
 }
 
 // A stream's errors get their codes and a line in the log, and a panic ends

@@ -47,9 +47,12 @@ func (s *Service) StopPodSandbox(ctx context.Context, req *cri.StopPodSandboxReq
 
 // stopSandbox takes a pod's effects away, in the opposite order of bringUp.
 // Every step is idempotent; the caller holds the sandbox's lock. From its
-// first line on no container can be made in the pod.
+// first lines on no container can be made in the pod. One that never came up is
+// not marked: nobody has seen it, and nobody shall while it is undone.
 func (s *Service) stopSandbox(ctx context.Context, op *operation.Operation, id string) error {
-	s.markStopped(id)
+	if sb, err := s.Records.Sandboxes.Get(id); err == nil && visibleSandbox(sb) {
+		s.markStopped(id)
+	}
 	s.podLife.end(id)
 	op.Step("stop containers")
 	if err := s.stopContainersOf(ctx, id); err != nil {

@@ -112,8 +112,10 @@ func (osDisk) SyncDir(name string) error {
 	return f.Sync()
 }
 
-// maxRecord bounds what is read of one record file.
-const maxRecord = 16 << 20
+// maxRecord bounds what is read of one record file. It is above what a record
+// can be: a request has at most 32 MiB, of which JSON makes six times as much at
+// worst.
+const maxRecord = 256 << 20
 
 func readRecord(path string, record any) error {
 	f, err := os.Open(path)

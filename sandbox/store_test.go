@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 	"syscall"
 	"testing"
 
@@ -335,5 +336,21 @@ func TestSelect(t *testing.T) {
 	}
 	if fmt.Sprint(got) != "[d c a]" {
 		t.Errorf("got %q, want d, c, a", got)
+	}
+}
+
+// JSON makes six bytes of some: a request that fits makes a record that can be
+// read again.
+func TestLargeRecordsSurviveReopening(t *testing.T) {
+	root := t.TempDir()
+	s := mustOpen(t, root)
+	sb := testSandbox("a")
+	sb.Config.Message.Annotations = map[string]string{"fat": strings.Repeat("\x01", 4<<20)}
+	if err := s.Sandboxes.Create(sb); err != nil {
+		t.Fatal(err)
+	}
+	got, err := mustOpen(t, root).Sandboxes.Get("a")
+	if err != nil || got.Config.Message.GetAnnotations()["fat"] != sb.Config.Message.GetAnnotations()["fat"] {
+		t.Errorf("not what was written: %v", err)
 	}
 }
