@@ -3,6 +3,7 @@ package runtime
 import (
 	"context"
 	"fmt"
+	"path/filepath"
 	"time"
 
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
@@ -42,7 +43,7 @@ func (s *Service) listPodSandboxMetrics(ctx context.Context) ([]*cri.PodSandboxM
 	if err != nil {
 		return nil, fmt.Errorf("measure pod sandboxes: %w", err)
 	}
-	disk, err := stats.ReadFilesystem(s.Config.Root)
+	disk, err := stats.ReadFilesystem(filepath.Join(s.Config.Root, "containers"))
 	if err != nil {
 		return nil, err
 	}

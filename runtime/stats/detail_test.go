@@ -151,6 +151,24 @@ func TestDetailOfTheVanished(t *testing.T) {
 	}
 }
 
+// A line that nobody asked for may be anything, and an odd one hides no other file.
+func TestOddLines(t *testing.T) {
+	d := detailOf(t, version2.with(more2).with(tree{
+		"pod/c/memory.stat":   "new -1\nwords a b c\nlonely\n" + more2["pod/c/memory.stat"],
+		"pod/c/memory.events": "max nonsense\noom_kill 2\n", "pod/c/memory.peak": "", "pod/c/io.stat": "254:0 rbytes=x wbytes=512\n"}))
+	if d.Memory.Usage != 1000 || d.Memory.RSS != 500 {
+		t.Errorf("memory %s", show(d.Memory))
+	}
+	for _, k := range []Figure{MemoryPeak, MemoryLimitHits} {
+		if n, ok := d.Get(k); ok {
+			t.Errorf("figure %d of nonsense: %d", k, n)
+		}
+	}
+	if n, ok := d.Get(Threads); !ok || n != 9 || d.Devices[0].Bytes["Write"] != 512 {
+		t.Errorf("what is behind the odd lines: %s", show(d))
+	}
+}
+
 // Pressure of version 1's containers comes from a unified hierarchy beside it.
 func TestPressureBesideVersion1(t *testing.T) {
 	line := "some avg10=0.00 avg60=0.00 avg300=0.00 total=%d\nfull avg10=0.00 avg60=0.00 avg300=0.00 total=1\n"

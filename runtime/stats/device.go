@@ -18,8 +18,14 @@ type Device struct {
 	Bytes, Count map[string]uint64 // by operation, in the kernel's words: "Read", "Write", "Discard", "Sync", …
 }
 
-// Name is the device's file, such as /dev/sda; empty when it has none.
-func (d Device) Name() string { return DeviceName(d.Major, d.Minor) }
+// Name is the device's file, such as /dev/sda, else its numbers: two devices
+// never have the same.
+func (d Device) Name() string {
+	if name := DeviceName(d.Major, d.Minor); name != "" {
+		return name
+	}
+	return fmt.Sprintf("%d:%d", d.Major, d.Minor)
+}
 
 var deviceNames sync.Map // [2]uint32 to string
 

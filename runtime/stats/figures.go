@@ -80,10 +80,12 @@ func (f *Figures) read(rules []rule, path func(file string) string) {
 			}
 			continue
 		}
-		_ = table(path(r.file), func(key []byte, value uint64) {
-			if k, ok := r.lines[string(key)]; ok {
-				f.Set(k, value*scale)
+		_ = table(path(r.file), func(key []byte) func(uint64) {
+			k, ok := r.lines[string(key)]
+			if !ok {
+				return nil
 			}
+			return func(n uint64) { f.Set(k, n*scale) }
 		})
 	}
 }

@@ -93,26 +93,33 @@ func count(path string) (uint64, error) {
 // fields reads the lines "key number" of a file into the wanted keys. A key
 // that is not there leaves its value as it was.
 func fields(path string, want map[string]*uint64) error {
-	return table(path, func(key []byte, n uint64) {
-		if into := want[string(key)]; into != nil {
-			*into = n
+	return table(path, func(key []byte) func(uint64) {
+		into := want[string(key)]
+		if into == nil {
+			return nil
 		}
+		return func(n uint64) { *into = n }
 	})
 }
 
-// table hands the lines "key number" of a file to each.
-func table(path string, each func(key []byte, n uint64)) error {
+// table reads the lines "key number" of a file, those for whose key wanted says
+// what to do with the number. Others may be anything.
+func table(path string, wanted func(key []byte) func(n uint64)) error {
 	return read(path, func(b []byte) error {
 		for line := range bytes.Lines(b) {
 			key, value, ok := bytes.Cut(line, []byte(" "))
 			if !ok {
 				continue
 			}
+			take := wanted(key)
+			if take == nil {
+				continue
+			}
 			n, err := parseUint(bytes.TrimSpace(value))
 			if err != nil {
 				return err
 			}
-			each(key, n)
+			take(n)
 		}
 		return nil
 	})
