@@ -206,6 +206,10 @@ func (s *Service) injectCDI(sp *rspec.Spec, config *cri.ContainerConfig) error {
 // specify makes a container's specification: what the request asks for, the CDI
 // devices it names, and last what NRI plugins adjust.
 func (s *Service) specify(ctx context.Context, op *operation.Operation, sb *sandbox.Sandbox, c *sandbox.Container, in spec.ContainerInput) (*rspec.Spec, error) {
+	op.Step("relabel volumes")
+	if err := s.relabelMounts(in); err != nil {
+		return nil, err
+	}
 	op.Step("make spec")
 	sp, warnings, err := spec.Container(in)
 	if err != nil {
@@ -232,6 +236,10 @@ func userOf(user rspec.User) sandbox.User {
 // mountRootfs holds the image's layers and mounts them. ErrNotFound of package
 // image when the image was removed since it was found.
 func (s *Service) mountRootfs(sb *sandbox.Sandbox, c *sandbox.Container, img *image.Record) error {
+	labels, err := s.containerLabels(sb, c.Config.Message)
+	if err != nil {
+		return err
+	}
 	if !s.Images.Hold(img.ID, c.ID) {
 		return fmt.Errorf("hold layers of image %s: %w", img.ID, image.ErrNotFound)
 	}
@@ -241,7 +249,7 @@ func (s *Service) mountRootfs(sb *sandbox.Sandbox, c *sandbox.Container, img *im
 	dir := s.Records.Containers.Dir(c.ID)
 	return rootfs.Create(rootfs.Mount{
 		Target: s.rootfsDir(c.ID), Upper: filepath.Join(dir, "upper"), Work: filepath.Join(dir, "work"), Layers: img.Layers,
-		IDs: s.rootfsIDs(sb),
+		IDs: s.rootfsIDs(sb), Context: labels.Mount,
 	})
 }
 
@@ -264,6 +272,9 @@ func (s *Service) specInput(sb *sandbox.Sandbox, c *sandbox.Container, img *imag
 	}
 	var err error
 	if in.Namespaces, err = s.containerNamespaces(sb, c.Config.Message); err != nil {
+		return in, err
+	}
+	if in.Labels, err = s.containerLabels(sb, c.Config.Message); err != nil {
 		return in, err
 	}
 	in.Resolved, err = resolve.Resolve(resolve.Request{

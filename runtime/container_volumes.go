@@ -73,7 +73,7 @@ func (s *Service) mountVolumes(sb *sandbox.Sandbox, c *sandbox.Container, volume
 		at[i] = filepath.Join(volumesDir(s.bundleDir(c.ID)), name)
 		err := rootfs.Create(rootfs.Mount{
 			Target: at[i], Upper: filepath.Join(own, "root"), Work: filepath.Join(own, "work"), Layers: img.Layers, ReadOnly: true,
-			IDs: s.rootfsIDs(sb),
+			IDs: s.rootfsIDs(sb), Context: podLabels(sb).Mount,
 		})
 		if err != nil {
 			return nil, spec.ImageVolume(fmt.Errorf("mounts[%d].image: %w", i, err))

@@ -27,6 +27,7 @@ func (s *Service) Restore(ctx context.Context) error {
 	if err := s.Images.Sweep(); err != nil {
 		s.Log.WithError(err).Warn("sweep images that were removed while a container held them")
 	}
+	s.reserveLabels()
 	if err := s.adopt(ctx); err != nil {
 		return err
 	}

@@ -27,6 +27,9 @@ func (s *Service) writePodFiles(sb *sandbox.Sandbox) error {
 		if err := os.WriteFile(s.podFile(sb.ID, name), b, 0o644); err != nil {
 			return fmt.Errorf("write %s of the pod: %w", name, err)
 		}
+		if err := s.labelFile(sb, s.podFile(sb.ID, name)); err != nil {
+			return err
+		}
 		if ids := podIDs(sb); ids != nil {
 			if err := os.Chown(s.podFile(sb.ID, name), int(ids.HostUID(0)), int(ids.HostGID(0))); err != nil {
 				return fmt.Errorf("give %s to the pod's root: %w", name, err)

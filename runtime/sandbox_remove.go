@@ -79,5 +79,6 @@ func (s *Service) removeSandboxSteps(ctx context.Context, op *operation.Operatio
 		return err
 	}
 	s.plugins.Forget(id)
+	s.releaseLabels(sb)
 	return nil
 }

@@ -78,12 +78,17 @@ func (s *Service) runSandbox(ctx context.Context, op *operation.Operation, req *
 	}
 	defer open()
 
+	if err := s.labelSandbox(sb); err != nil {
+		return "", err
+	}
 	op.Step("plan network")
 	if err := s.planNetwork(sb); err != nil {
+		s.releaseLabels(sb)
 		return "", err
 	}
 	op.Step("write record")
 	if err := s.Records.Sandboxes.Create(sb); err != nil {
+		s.releaseLabels(sb)
 		return "", errors.Join(err, s.HostPorts.Close(sb.ID))
 	}
 	if err := s.bringUp(ctx, op, sb); err != nil {
@@ -111,7 +116,7 @@ func (s *Service) bringUp(ctx context.Context, op *operation.Operation, sb *sand
 	}
 	if sb.Namespaces().GetIpc() != cri.NamespaceMode_NODE {
 		op.Step("mount shm")
-		shm := namespaces.Shm{Size: s.Config.Runtime.ShmSize, UID: podIDs(sb).HostUID(0), GID: podIDs(sb).HostGID(0)}
+		shm := namespaces.Shm{Size: s.Config.Runtime.ShmSize, UID: podIDs(sb).HostUID(0), GID: podIDs(sb).HostGID(0), Context: podLabels(sb).Mount}
 		if err := namespaces.MountShm(s.shmPath(sb.ID), shm); err != nil {
 			return err
 		}
@@ -322,8 +327,8 @@ func (s *Service) startPause(ctx context.Context, sb *sandbox.Sandbox) error {
 		return err
 	}
 	sp, err := spec.Pause(spec.PauseInput{
-		Options: s.specOptions(sb),
-		ID:      sb.ID, Sandbox: sb.Config.Message, Host: s.Host, Rootfs: s.PauseDir, SeccompProfile: profile,
+		Options: s.specOptions(sb), Labels: pauseLabels(sb),
+		ID: sb.ID, Sandbox: sb.Config.Message, Host: s.Host, Rootfs: s.PauseDir, SeccompProfile: profile,
 		Namespaces: s.joinedNamespaces(sb), CgroupsPath: cgroupsPath(sb, sb.ID),
 	})
 	if err != nil {

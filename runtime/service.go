@@ -26,6 +26,7 @@ import (
 	"berth/runtime/config"
 	"berth/runtime/nri"
 	"berth/runtime/operation"
+	"berth/runtime/selinux"
 	"berth/runtime/stats"
 	"berth/runtime/streaming"
 	"berth/sandbox"
@@ -50,6 +51,7 @@ type Parts struct {
 	BaseSpecs map[string]*rspec.Spec // of the handlers that have one
 	Host      spec.Host
 	AppArmor  *apparmor.Default // nil on a node without AppArmor
+	SELinux   *selinux.Policy   // nil where SELinux is not used
 	PauseDir  string            // rootfs of pause containers
 	Streams   *streaming.Server
 }

@@ -34,6 +34,12 @@ type Step struct {
 	Nanoseconds int64  `json:"ns"`
 }
 
+// SELinux are the contexts of a pod's processes and files.
+type SELinux struct {
+	Process string `json:"process,omitempty"`
+	Mount   string `json:"mount"`
+}
+
 // Sandbox is the record of a pod sandbox. Times are Unix nanoseconds, 0 for
 // "not yet".
 type Sandbox struct {
@@ -54,6 +60,7 @@ type Sandbox struct {
 	Network      json.RawMessage `json:"network,omitempty"`    // network.Result; present from before CNI ADD until DEL is done
 	IPs          []string        `json:"ips,omitempty"`        // kept after DEL, for whoever asks later
 	Steps        []Step          `json:"steps,omitempty"`
+	SELinux      *SELinux        `json:"seLinux,omitempty"` // nil where it is not used
 	// Checkpointing is the directory of a checkpoint in progress, during which
 	// the pod may be frozen.
 	Checkpointing string `json:"checkpointing,omitempty"`

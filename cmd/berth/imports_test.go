@@ -23,6 +23,7 @@ var rooms = map[string][]string{
 	"berth/runtime/nri":        {},
 	"berth/runtime/operation":  {},
 	"berth/runtime/resolve":    {"berth/oci/spec"},
+	"berth/runtime/selinux":    {"berth/oci/spec"},
 	"berth/runtime/stats":      {},
 	"berth/runtime/metrics":    {"berth/runtime/stats"},
 	"berth/runtime/streaming":  {"berth/oci"},
@@ -45,7 +46,7 @@ var rooms = map[string][]string{
 // reserved says which packages alone may import a foreign one.
 var reserved = map[string][]string{
 	"google.golang.org/grpc":                          {"berth/runtime", "berth/cmd/berth"},
-	"k8s.io/cri-api/pkg/apis/runtime/v1":              {"berth/runtime", "berth/runtime/nri", "berth/runtime/resolve", "berth/runtime/metrics", "berth/sandbox", "berth/oci/spec", "berth/network"},
+	"k8s.io/cri-api/pkg/apis/runtime/v1":              {"berth/runtime", "berth/runtime/nri", "berth/runtime/resolve", "berth/runtime/selinux", "berth/runtime/metrics", "berth/sandbox", "berth/oci/spec", "berth/network"},
 	"github.com/containernetworking/cni/libcni":       {"berth/network"},
 	"github.com/containerd/nri/pkg/adaptation":        {"berth/runtime/nri"},
 	"go.podman.io/image/v5/copy":                      {"berth/image"},

@@ -21,6 +21,7 @@ import (
 	"berth/runtime/apparmor"
 	"berth/runtime/config"
 	"berth/runtime/resolve"
+	"berth/runtime/selinux"
 	"berth/sandbox"
 )
 
@@ -150,6 +151,14 @@ func assemble(ctx context.Context, cfg config.Config, log *logrus.Entry) (*assem
 		parts.AppArmor = apparmor.New()
 		if err := parts.AppArmor.Load(); err != nil {
 			log.WithError(err).Warn("the default AppArmor profile of this version is not in force")
+		}
+	}
+	if cfg.Runtime.SELinux {
+		parts.SELinux, err = selinux.Open()
+		if errors.Is(err, selinux.ErrOff) {
+			log.Warn("runtime.selinux is on, but this node has no SELinux: pods run without it")
+		} else if err != nil {
+			return nil, err
 		}
 	}
 	parts.Host.Rlimits = resolve.Nofile(cfg.Runtime.NofileSoft, cfg.Runtime.NofileHard)

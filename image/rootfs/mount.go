@@ -30,6 +30,9 @@ type Mount struct {
 	// the layers as one more, empty but for the looks of the root directory.
 	ReadOnly bool
 	IDs      *IDs // nil: files belong to whom the layers say
+	// Context is the SELinux context that all files have, whatever is stored
+	// with them; empty: what is stored counts.
+	Context string
 }
 
 // IDs shift the owners of files in the layers, which stay as they are on disk
@@ -196,7 +199,11 @@ func configure(fd int, m Mount, lowers []string) error {
 			return err
 		}
 	}
-	for _, option := range []struct{ key, value string }{{"source", "overlay"}, {"index", "off"}} {
+	options := []struct{ key, value string }{{"source", "overlay"}, {"index", "off"}}
+	if m.Context != "" {
+		options = append(options, struct{ key, value string }{"context", m.Context})
+	}
+	for _, option := range options {
 		if err := unix.FsconfigSetString(fd, option.key, option.value); err != nil {
 			return fmt.Errorf("set %s=%s: %w", option.key, option.value, explain(fd, err))
 		}

@@ -47,6 +47,9 @@ func mountOld(m Mount, lowers []string, in func(dir string, f func() error) erro
 			return err
 		}
 	}
+	if m.Context != "" {
+		options += fmt.Sprintf(",context=%q", m.Context)
+	}
 	return in(scratch, func() error {
 		return unix.Mount("overlay", m.Target, "overlay", flags, options)
 	})

@@ -89,6 +89,9 @@ func checkSecurity(sc *cri.LinuxContainerSecurityContext) error {
 	if _, err := AppArmorProfile(sc); err != nil {
 		return err
 	}
+	if err := checkSELinuxOptions(sc.GetSelinuxOptions()); err != nil {
+		return err
+	}
 	if err := checkPaths(security+".masked_paths", sc.GetMaskedPaths()); err != nil {
 		return err
 	}
@@ -124,8 +127,10 @@ func CheckSandbox(sandbox *cri.PodSandboxConfig) error {
 	if _, err := seccompChoice(sc.GetSeccomp(), sc.GetSeccompProfilePath()); err != nil {
 		return err
 	}
-	_, err = SandboxAppArmorProfile(sc)
-	return err
+	if _, err := SandboxAppArmorProfile(sc); err != nil {
+		return err
+	}
+	return checkSELinuxOptions(sc.GetSelinuxOptions())
 }
 
 func checkUser(sc *cri.LinuxContainerSecurityContext) error {

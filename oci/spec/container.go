@@ -86,6 +86,7 @@ func (b *builder) linux(spec *rspec.Spec) (*rspec.Linux, error) {
 	linux := &rspec.Linux{
 		CgroupsPath:       b.in.CgroupsPath,
 		RootfsPropagation: b.rootfsPropagation(),
+		MountLabel:        b.in.Labels.Mount,
 	}
 	if linux.Namespaces, err = b.namespaces(); err != nil {
 		return nil, err

@@ -114,6 +114,7 @@ type ContainerInput struct {
 	Namespaces    Namespaces
 	Files         Files
 	Options       Options
+	Labels        Labels
 	// Hostname is the value of $HOSTNAME; empty: the sandbox config's hostname,
 	// and if that is empty too the variable is not set.
 	Hostname    string
@@ -127,6 +128,7 @@ type PauseInput struct {
 	Sandbox        *cri.PodSandboxConfig
 	Host           Host
 	Options        Options    // AppArmor's alone
+	Labels         Labels     // empty for a privileged sandbox
 	Namespaces     Namespaces // Net, IPC, UTS, User; a new PID namespace is made
 	CgroupsPath    string
 	Rootfs         string // absolute; holds the monitor's static binary as /pause

@@ -119,8 +119,8 @@ func (b *builder) mounts() ([]rspec.Mount, error) {
 		list = append(list, m)
 	}
 	for i, m := range requested {
-		if m.GetSelinuxRelabel() && b.in.Host.SELinuxEnabled {
-			b.warn("mounts[%d]: not relabelled, SELinux labels are not supported", i)
+		if m.GetSelinuxRelabel() && b.in.Host.SELinuxEnabled && b.in.Labels.Mount == "" {
+			b.warn("mounts[%d]: not relabelled: this host has SELinux, but the key runtime.selinux is off", i)
 		}
 		list = append(list, b.idMapped(m, bindMount(m, b.in.Resolved.MountSources[i])))
 	}

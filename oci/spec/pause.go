@@ -39,6 +39,7 @@ func Pause(in PauseInput) (*rspec.Spec, error) {
 			Capabilities:    &rspec.LinuxCapabilities{},
 			NoNewPrivileges: true,
 			OOMScoreAdj:     &score,
+			SelinuxLabel:    in.Labels.Process,
 		},
 		Mounts: []rspec.Mount{
 			{Destination: "/proc", Type: "proc", Source: "proc", Options: []string{"nosuid", "noexec", "nodev"}},
@@ -46,6 +47,7 @@ func Pause(in PauseInput) (*rspec.Spec, error) {
 		},
 		Linux: &rspec.Linux{
 			CgroupsPath:   in.CgroupsPath,
+			MountLabel:    in.Labels.Mount,
 			Namespaces:    pauseNamespaces(in),
 			MaskedPaths:   slices.Clone(defaultMaskedPaths),
 			ReadonlyPaths: slices.Clone(defaultReadonlyPaths),

@@ -37,6 +37,7 @@ func (b *builder) process() (*rspec.Process, error) {
 	if err := b.checkSELinux(); err != nil {
 		return nil, err
 	}
+	p.SelinuxLabel = b.in.Labels.Process
 	score := b.oomScoreAdj(b.config.GetLinux().GetResources().GetOomScoreAdj())
 	p.OOMScoreAdj = &score
 	return p, nil

@@ -106,14 +106,3 @@ func appArmorProfile(p *cri.SecurityProfile, old string) (*cri.SecurityProfile, 
 	}
 	return &cri.SecurityProfile{ProfileType: p.GetProfileType(), LocalhostRef: name}, nil
 }
-
-// checkSELinux refuses labels on a host where they would mean something: to
-// start a container without the confinement it asks for is no answer.
-func (b *builder) checkSELinux() error {
-	o := b.security.GetSelinuxOptions()
-	if o == nil || !b.in.Host.SELinuxEnabled || b.privileged() {
-		return nil
-	}
-	label := strings.Join([]string{o.GetUser(), o.GetRole(), o.GetType(), o.GetLevel()}, ":")
-	return Unsupported(security+".selinux_options", label, "this version of berth sets no SELinux labels")
-}

@@ -85,6 +85,7 @@ type Runtime struct {
 	CgroupDriver        string             `toml:"cgroup_driver" comment:"Who makes cgroups: systemd, cgroupfs, or auto (systemd where it runs the node). The kubelet asks for it."`
 	UnprivilegedPorts   bool               `toml:"unprivileged_ports" comment:"Let non-root processes of pods with a network of their own bind ports below 1024 and ping."`
 	MissingHostPath     string             `toml:"missing_host_path" comment:"What a mount does whose host path does not exist: create a directory there, or refuse the container."`
+	SELinux             bool               `toml:"selinux" comment:"Confine pods by SELinux, on a node that has it."`
 	CDIDirs             []string           `toml:"cdi_dirs" comment:"Directories of CDI files (devices by name); of two files for one device that in the later directory counts. Read when a container asks for one."`
 	Handlers            map[string]Handler `toml:"handlers" comment:"Runtime handlers by name."`
 }

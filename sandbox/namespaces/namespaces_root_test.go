@@ -390,6 +390,15 @@ func TestShm(t *testing.T) {
 	if err := MountShm(target, Shm{Size: -1}); !errors.Is(err, ErrInvalid) {
 		t.Errorf("negative size: %v", err)
 	}
+	// The SELinux context reaches the kernel: one without SELinux refuses it.
+	if _, err := os.Stat("/sys/fs/selinux/enforce"); err != nil {
+		if err := MountShm(target, Shm{Context: "a:b:c:s0:c1,c2"}); !errors.Is(err, unix.EINVAL) {
+			t.Errorf("with a context: %v", err)
+		}
+		if err := UnmountShm(target); err != nil {
+			t.Error(err)
+		}
+	}
 }
 
 func TestUnmountShmKeepsForeignFiles(t *testing.T) {

@@ -16,6 +16,7 @@ const defaultShmSize = 64 << 20
 type Shm struct {
 	Size     int64  // bytes; 0 means 64 MiB
 	UID, GID uint32 // owner, as the node counts: the pod's root
+	Context  string // SELinux context of its files; empty: the kernel's own choice
 }
 
 // MountShm makes the directory target and mounts a tmpfs on it, for the pod's
@@ -39,6 +40,9 @@ func MountShm(target string, s Shm) error {
 		return nil
 	}
 	options := fmt.Sprintf("mode=1777,size=%d,uid=%d,gid=%d", s.Size, s.UID, s.GID)
+	if s.Context != "" {
+		options += fmt.Sprintf(",context=%q", s.Context)
+	}
 	if err := unix.Mount("shm", target, "tmpfs", unix.MS_NOEXEC|unix.MS_NOSUID|unix.MS_NODEV, options); err != nil {
 		return fmt.Errorf("mount shm on %s: %w", target, err)
 	}
