@@ -142,12 +142,7 @@ func (s *Service) make(ctx context.Context, op *operation.Operation, c *sandbox.
 			return err
 		}
 	}
-	op.Step("mount rootfs")
-	if err := s.mountRootfs(sb, c, images.root); err != nil {
-		return err
-	}
-	op.Step("mount image volumes")
-	volumes, err := s.mountVolumes(sb, c, images.volumes)
+	volumes, err := s.mountImages(op, sb, c, images)
 	if err != nil {
 		return err
 	}

@@ -14,6 +14,7 @@ import (
 	"berth/image"
 	"berth/image/rootfs"
 	"berth/oci/spec"
+	"berth/runtime/operation"
 	"berth/sandbox"
 )
 
@@ -54,6 +55,17 @@ func (s *Service) findImages(config *cri.ContainerConfig) (containerImages, erro
 		}
 	}
 	return found, nil
+}
+
+// mountImages mounts a container's root filesystem and its image volumes, and
+// tells where each of those is.
+func (s *Service) mountImages(op *operation.Operation, sb *sandbox.Sandbox, c *sandbox.Container, images containerImages) (map[int]string, error) {
+	op.Step("mount rootfs")
+	if err := s.mountRootfs(sb, c, images.root); err != nil {
+		return nil, err
+	}
+	op.Step("mount image volumes")
+	return s.mountVolumes(sb, c, images.volumes)
 }
 
 // mountVolumes mounts the images of a container's image mounts and tells where
