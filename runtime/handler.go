@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"maps"
 
+	"berth/network"
 	"berth/oci"
 	"berth/oci/spec"
 	"berth/runtime/apparmor"
@@ -77,4 +78,13 @@ func (s *Service) appArmorDefault() (name, problem string) {
 		return "", err.Error()
 	}
 	return apparmor.Name, ""
+}
+
+// networkFor finds the network that a pod's handler uses. A pod of a handler that
+// is configured no more is taken down all the same: what DEL needs is in its record.
+func (s *Service) networkFor(sb *sandbox.Sandbox) *network.Manager {
+	if m, ok := s.Networks[sb.Runtime]; ok {
+		return m
+	}
+	return s.Network
 }

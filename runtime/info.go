@@ -65,6 +65,9 @@ func (s *Service) statusInfo() map[string]string {
 	}{s.Config.Root, s.Config.State, s.Config})
 	put("golang", goruntime.Version())
 	put("cniconfig", s.Network.Describe())
+	for name, m := range s.Networks {
+		put("cniconfig."+name, m.Describe())
+	}
 	put("hostports", s.HostPorts.Describe())
 	put("host", s.hostInfo())
 	running := []string{}

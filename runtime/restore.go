@@ -4,13 +4,16 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"time"
 
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"berth/image/rootfs"
+	"berth/network"
 	"berth/oci"
 	"berth/sandbox"
 	"berth/sandbox/namespaces"
@@ -165,8 +168,15 @@ func (s *Service) collectNetwork(ctx context.Context) {
 			keep = append(keep, sb.ID)
 		}
 	}
-	if err := s.Network.GC(ctx, keep); err != nil {
-		s.Log.WithError(err).Warn("CNI GC")
+	done := map[*network.Manager]bool{}
+	for _, m := range append([]*network.Manager{s.Network}, slices.Collect(maps.Values(s.Networks))...) {
+		if done[m] {
+			continue
+		}
+		done[m] = true
+		if err := m.GC(ctx, keep); err != nil {
+			s.Log.WithError(err).Warn("CNI GC")
+		}
 	}
 }
 

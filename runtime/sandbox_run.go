@@ -279,7 +279,7 @@ func (s *Service) planNetwork(sb *sandbox.Sandbox) error {
 	if sb.Namespaces().GetNetwork() == cri.NamespaceMode_NODE {
 		return nil
 	}
-	plan, err := s.Network.Plan(s.podNetwork(sb))
+	plan, err := s.networkFor(sb).Plan(s.podNetwork(sb))
 	if err != nil {
 		return err
 	}
@@ -294,7 +294,7 @@ func (s *Service) setupNetwork(ctx context.Context, op *operation.Operation, sb 
 	if err := json.Unmarshal(sb.Network, &plan); err != nil {
 		return fmt.Errorf("read network plan: %w", err)
 	}
-	result, err := s.Network.Setup(ctx, s.podNetwork(sb), &plan)
+	result, err := s.networkFor(sb).Setup(ctx, s.podNetwork(sb), &plan)
 	if err != nil {
 		return err
 	}

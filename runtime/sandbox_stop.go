@@ -142,7 +142,7 @@ func (s *Service) teardownNetwork(ctx context.Context, sb *sandbox.Sandbox) erro
 	if r == nil {
 		return nil
 	}
-	if err := s.Network.Teardown(ctx, s.podNetwork(sb), r); err != nil {
+	if err := s.networkFor(sb).Teardown(ctx, s.podNetwork(sb), r); err != nil {
 		return err
 	}
 	if err := s.HostPorts.Close(sb.ID); err != nil {

@@ -38,12 +38,14 @@ const operationLimit = 4 * time.Minute
 
 // Parts are the leaves that a Service puts together; main makes and closes them.
 type Parts struct {
-	Config    config.Config
-	Version   string
-	Log       *logrus.Entry
-	Records   *sandbox.Store
-	Images    *image.Store
-	Network   *network.Manager
+	Config  config.Config
+	Version string
+	Log     *logrus.Entry
+	Records *sandbox.Store
+	Images  *image.Store
+	Network *network.Manager
+	// Networks are those of handlers with a CNI directory of their own.
+	Networks  map[string]*network.Manager
 	HostPorts *hostport.Manager
 	Handlers  map[string]oci.Runtime // by name
 	// Retired are handlers that are configured no more but have containers.

@@ -14,8 +14,6 @@ import (
 	"github.com/spf13/cobra"
 
 	"berth/image"
-	"berth/network"
-	"berth/network/hostport"
 	"berth/oci/monitor"
 	"berth/runtime"
 	"berth/runtime/apparmor"
@@ -134,13 +132,9 @@ func assemble(ctx context.Context, cfg config.Config, log *logrus.Entry) (*assem
 		return nil, err
 	}
 	d.closers = append(d.closers, func() { logError(log, parts.Images.Close()) })
-	parts.Network, err = network.New(network.Options{ConfDir: cfg.CNI.ConfDir, BinDirs: cfg.CNI.BinDirs,
-		CacheDir: filepath.Join(cfg.Root, "cni"), Timeout: time.Duration(cfg.CNI.Timeout), Template: cfg.CNI.ConfTemplate})
-	if err != nil {
+	if err := d.networks(cfg, log, &parts); err != nil {
 		return nil, err
 	}
-	d.closers = append(d.closers, func() { logError(log, parts.Network.Close()) })
-	parts.HostPorts = hostport.New(hostport.Options{Table: hostPortTable(cfg.State)})
 	if parts.Host, err = resolve.HostFacts(); err != nil {
 		return nil, err
 	}
@@ -171,15 +165,6 @@ func assemble(ctx context.Context, cfg config.Config, log *logrus.Entry) (*assem
 	}
 	ok = true
 	return d, nil
-}
-
-// hostPortTable names the nftables table of a daemon: berth, or, for one that is
-// not the node's ordinary daemon, a name that no other has.
-func hostPortTable(state string) string {
-	if state = filepath.Clean(state); state != config.Default().State {
-		return "berth" + state
-	}
-	return "berth"
 }
 
 func imageOptions(cfg config.Config) image.Options {

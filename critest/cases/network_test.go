@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -259,5 +260,61 @@ func TestNetworkFromTheTemplate(t *testing.T) {
 		if err := e.Launch(e.ctx); err != nil {
 			t.Fatal(err)
 		}
+	}
+}
+
+// The pods of a handler with a CNI directory of its own are on its network, and
+// are taken down when the handler is gone.
+func TestNetworkOfAHandler(t *testing.T) {
+	dir, subnet := t.TempDir(), "10.90.7.0/24"
+	deps, err := node.Deps()
+	if err != nil {
+		t.Fatal(err)
+	}
+	handler := fmt.Sprintf("path = %q\ncni_conf_dir = %q", deps+"/bin/runc", dir)
+	e := start(t, node.Options{Settings: map[string]string{"runtime.handlers.apart": handler}})
+	run := func(handler string) (string, error) {
+		res, err := e.rt.RunPodSandbox(e.ctx, &cri.RunPodSandboxRequest{Config: e.sandbox(), RuntimeHandler: handler})
+		return res.GetPodSandboxId(), err
+	}
+	_, err = run("apart")
+	e.refused("a handler without a network", err, codes.Unavailable, dir)
+	if c := e.network(); !c.GetStatus() {
+		t.Errorf("the node's network is not ready: %s", c.GetMessage())
+	}
+	text := strings.NewReplacer(e.Subnet, subnet, fmt.Sprintf("%q", e.Bridge), fmt.Sprintf("%q", e.Bridge+"h")).Replace(e.Conflist())
+	if err := os.WriteFile(filepath.Join(dir, "10-apart.conflist"), []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = exec.Command("ip", "link", "del", e.Bridge+"h").Run() })
+	for handler, want := range map[string]string{"apart": "10.90.7.", "runc": strings.TrimSuffix(e.Subnet, "0/24")} {
+		id, err := run(handler)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if ip := e.ips(id)[0]; !strings.HasPrefix(ip, want) {
+			t.Errorf("a pod of handler %s has address %s, want one of %s", handler, ip, want)
+		}
+		if handler == "apart" {
+			file := filepath.Join(e.Dir, "config.toml")
+			config, err := os.ReadFile(file)
+			if err != nil {
+				t.Fatal(err)
+			}
+			before, _, _ := strings.Cut(string(config), "\n[runtime.handlers.apart]")
+			if err := os.WriteFile(file, []byte(before), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			if err := e.Terminate(); err != nil {
+				t.Fatal(err)
+			}
+			if err := e.Launch(e.ctx); err != nil {
+				t.Fatal(err)
+			}
+		}
+		e.removePod(id)
+	}
+	if left := e.leases(); len(left) != 0 {
+		t.Errorf("leases %q are left", left)
 	}
 }
