@@ -266,31 +266,28 @@ func (m *Manager) Close(id string) error {
 func (m *Manager) Restore(pods []Pod) error {
 	m.kernel.Lock()
 	defer m.kernel.Unlock()
-	var problems []error
 	unavailable := m.available()
+	var problems []error
 	all := map[string]*pod{}
-	err := m.o.Enter(func() (err error) {
-		for _, p := range pods {
-			restored := &pod{ports: p.Ports}
-			err := unavailable
-			if err == nil {
-				restored.ends, err = findEnds(p.IPs)
-			}
-			if err != nil && len(p.IPs) > 0 {
-				problems = append(problems, fmt.Errorf("open host ports of %s: %w", p.ID, err))
-			}
-			all[p.ID] = restored
+	for _, p := range pods {
+		restored := &pod{ports: p.Ports}
+		err := unavailable
+		if err == nil && len(p.IPs) > 0 {
+			err = m.o.Enter(func() (err error) { restored.ends, err = findEnds(p.IPs); return err })
 		}
-		if unavailable != nil {
-			return nil
+		if err != nil && len(p.IPs) > 0 {
+			problems = append(problems, fmt.Errorf("open host ports of %s: %w", p.ID, err))
 		}
-		m.localnet, err = m.readLocalnet()
-		return err
-	})
+		all[p.ID] = restored
+	}
 	m.mu.Lock()
 	m.pods = all
 	m.mu.Unlock()
-	if err == nil && unavailable == nil {
+	if unavailable != nil {
+		return errors.Join(problems...) // there is no table either
+	}
+	err := m.o.Enter(func() (err error) { m.localnet, err = m.readLocalnet(); return err })
+	if err == nil {
 		err = m.reinstall()
 	}
 	if err != nil {

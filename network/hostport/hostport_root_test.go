@@ -7,6 +7,7 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -398,5 +399,76 @@ func TestManyPorts(t *testing.T) {
 		must(t, n.Close(p.ID))
 	}
 	t.Logf("closing a pod took %v", time.Since(begin)/250)
+	n.gone("Close")
+}
+
+// A kernel that refuses the table: the pod has no ports, and nothing is changed.
+func TestOpenThatTheKernelRefuses(t *testing.T) {
+	n := newNode(t)
+	ips := n.newPod("web")
+	o := n.options()
+	o.Table = strings.Repeat("x", 300)
+	n.Manager = New(o)
+	must(t, n.Claim("a", []Mapping{mapping("tcp", "", 8080, 80)}))
+	if err := n.Open("a", ips); err == nil || !strings.Contains(err.Error(), "open host ports of a: write table xxx") {
+		t.Errorf("Open: %v", err)
+	}
+	n.gone("a failed Open")
+	must(t, n.Close("a"))
+	n.Manager = New(n.options())
+	n.ip("node", "link set br0 down") // no route leads to the pod
+	must(t, n.Claim("a", []Mapping{mapping("tcp", "", 8080, 80)}))
+	if err := n.Open("a", ips); err == nil || !strings.Contains(err.Error(), "find the link that leads to "+ips[0].String()) {
+		t.Errorf("Open without a route: %v", err)
+	}
+	if err := n.Restore([]Pod{{ID: "a", Ports: []Mapping{mapping("tcp", "", 8080, 80)}, IPs: ips}}); err == nil || !strings.Contains(err.Error(), "ports of a:") {
+		t.Errorf("Restore without a route: %v", err)
+	}
+	must(t, n.Close("a"))
+	n.gone("Close")
+}
+
+// Many at once: every pod gets its ports, of a contested one only one pod.
+func TestConcurrentPods(t *testing.T) {
+	n := newNode(t)
+	ips := n.newPod("web")
+	var wg sync.WaitGroup
+	won := make(chan string, 20)
+	for i := range 20 {
+		wg.Go(func() {
+			id := fmt.Sprint("pod", i)
+			err := n.Claim(id, []Mapping{mapping("tcp", "", 8080, 80), mapping("tcp", "", uint16(9000+i), 80)})
+			if err == nil {
+				won <- id
+			} else if err = n.Claim(id, []Mapping{mapping("tcp", "", uint16(9000+i), 80)}); err != nil {
+				t.Error(err)
+			}
+			if err := n.Open(id, ips); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	wg.Wait()
+	for i := 0; i < 20; i += 2 {
+		wg.Go(func() {
+			if err := n.Close(fmt.Sprint("pod", i)); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	wg.Wait()
+	if len(won) != 1 {
+		t.Errorf("%d pods got one port", len(won))
+	}
+	for i := range 20 {
+		want := "web"
+		if i%2 == 0 {
+			want = ""
+		}
+		n.answers("outside", "tcp", outside4, 9000+i, want)
+	}
+	for i := range 20 {
+		must(t, n.Close(fmt.Sprint("pod", i)))
+	}
 	n.gone("Close")
 }
