@@ -88,19 +88,19 @@ func searchable(dir string) error {
 // with takes away what the OCI runtime lacks.
 func (a abilities) with(f *features.Features) abilities {
 	if !slices.Contains(f.MountOptions, "rro") {
-		a.recursiveReadOnly = errLacks("the mount option rro")
+		a.recursiveReadOnly = errLacks("mount option rro")
 	}
-	lacks := ""
-	switch {
-	case f.Linux == nil || !slices.Contains(f.Linux.Namespaces, "user"):
-		lacks = "user namespaces"
-	case f.Linux.MountExtensions == nil || f.Linux.MountExtensions.IDMap == nil || f.Linux.MountExtensions.IDMap.Enabled == nil ||
-		!*f.Linux.MountExtensions.IDMap.Enabled:
-		lacks = "id-mapped mounts"
-		a.idMappedMounts = errLacks(lacks)
+	var m features.Linux
+	if f.Linux != nil {
+		m = *f.Linux
 	}
-	if lacks != "" {
-		a.userNamespaces, a.userVolumes = errLacks(lacks), errLacks(lacks)
+	if m.MountExtensions == nil || m.MountExtensions.IDMap == nil || m.MountExtensions.IDMap.Enabled == nil || !*m.MountExtensions.IDMap.Enabled {
+		err := errLacks("id-mapped mounts")
+		a.idMappedMounts, a.userNamespaces, a.userVolumes = err, err, err
+	}
+	if !slices.Contains(m.Namespaces, "user") {
+		err := errLacks("user namespaces")
+		a.userNamespaces, a.userVolumes = err, err
 	}
 	return a
 }

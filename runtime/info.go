@@ -4,7 +4,9 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"maps"
 	goruntime "runtime"
+	"slices"
 	"time"
 
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
@@ -110,6 +112,14 @@ func (s *Service) hostInfo() hostFacts {
 	without(h.SwapControl, "memory_swap_limit_in_bytes has no effect: "+swap)
 	without(h.HugetlbControl, "hugepage_limits have no effect: there is no hugetlb controller")
 	without(h.CgroupV2, "unified is refused: this is cgroup v1")
+	for _, name := range slices.Sorted(maps.Keys(s.abilities)) {
+		a := s.abilities[name]
+		without(a.recursiveReadOnly == nil, fmt.Sprintf("recursive_read_only is refused by handler %s: %v", name, a.recursiveReadOnly))
+		without(a.idMappedMounts == nil, fmt.Sprintf("uidMappings are refused by handler %s: %v", name, a.idMappedMounts))
+		without(a.userNamespaces == nil, fmt.Sprintf("user namespaces are refused by handler %s: %v", name, a.userNamespaces))
+		without(a.userVolumes == nil || a.userNamespaces != nil,
+			fmt.Sprintf("the feature user_namespaces is off for handler %s, for Kubernetes' secrets are on tmpfs: %v", name, a.userVolumes))
+	}
 	without(h.CanLowerOOM, "oom_score_adj below the daemon's own is raised to it: the daemon lacks CAP_SYS_RESOURCE")
 	if reason := s.HostPorts.Describe().Unavailable; reason != "" {
 		without(false, "host ports are refused where no plugin of the network maps them: "+reason)

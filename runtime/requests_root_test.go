@@ -103,7 +103,7 @@ func (n *node) container(pod, name, script string) *cri.CreateContainerRequest {
 		Mounts: []*cri.Mount{{HostPath: "/usr", ContainerPath: "/usr", Readonly: true},
 			{HostPath: n.dir + "/share", ContainerPath: "/share"}},
 		Linux: &cri.LinuxContainerConfig{SecurityContext: &cri.LinuxContainerSecurityContext{
-			NamespaceOptions: &cri.NamespaceOption{Network: ns.GetNetwork(), Pid: ns.GetPid(), Ipc: ns.GetIpc()}}},
+			NamespaceOptions: &cri.NamespaceOption{Network: ns.GetNetwork(), Pid: ns.GetPid(), Ipc: ns.GetIpc(), UsernsOptions: ns.GetUsernsOptions()}}},
 	}}
 }
 
