@@ -49,7 +49,7 @@ func (s *Service) readFeatures(ctx context.Context) {
 func (s *Service) kernelAbilities() abilities {
 	var a abilities
 	if k := s.Host.Kernel; k.Major < 5 || k.Major == 5 && k.Minor < 12 {
-		a.recursiveReadOnly = fmt.Errorf("Linux %d.%d has no recursive mount attributes", k.Major, k.Minor)
+		a.recursiveReadOnly = fmt.Errorf("kernel %d.%d has no recursive mount attributes", k.Major, k.Minor)
 	}
 	userNS, err := namespaces.OpenUser(*namespaceIDs(probeIDs))
 	if err != nil {
