@@ -37,6 +37,8 @@ var (
 	// ErrSlow: a client read more slowly than the container wrote, by more than
 	// is kept for it, and was let go.
 	ErrSlow = errors.New("the client reads too slowly")
+	// ErrLimit: the kernel refuses the value of a resource limit.
+	ErrLimit = errors.New("resource limit refused by the kernel")
 	// ErrNoCheckpoint: this machine cannot checkpoint containers.
 	ErrNoCheckpoint = errors.New("checkpoints are not possible here")
 	// ErrMonitorUnavailable: the node's monitor cannot be reached or started.

@@ -47,6 +47,7 @@ var codeOf = []struct {
 	{errInvalid, codes.InvalidArgument},
 	{spec.ErrUnsupported, codes.Unimplemented},
 	{oci.ErrUnsupported, codes.Unimplemented},
+	{oci.ErrLimit, codes.InvalidArgument},
 	{oci.ErrNoCheckpoint, codes.Unimplemented},
 	{checkpoint.ErrExists, codes.AlreadyExists},
 	{checkpoint.ErrInvalid, codes.InvalidArgument},

@@ -77,10 +77,16 @@ type env struct {
 // start gives the test a node, which is closed and checked for leaks at its end.
 func start(t *testing.T, o node.Options) *env {
 	t.Helper()
+	return startFor(t, o, 3*time.Minute)
+}
+
+// startFor is start for a test that may take longer.
+func startFor(t *testing.T, o node.Options, limit time.Duration) *env {
+	t.Helper()
 	if o.Mirror == "" {
 		o.Mirror = reg.Addr()
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), 3*time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), limit)
 	n, err := node.Start(ctx, o)
 	if err != nil {
 		cancel()

@@ -59,12 +59,28 @@ func sentinelOf(stderr string) error {
 	case strings.Contains(stderr, "container not running"), strings.Contains(stderr, "container is not running"),
 		strings.Contains(stderr, "cannot exec in a stopped container"), strings.Contains(stderr, "cannot exec a container that has stopped"):
 		return oci.ErrNotRunning
+	case refusedLimit(stderr):
+		return oci.ErrLimit
 	case strings.Contains(stderr, syscall.ENOSPC.Error()):
 		return syscall.ENOSPC
 	case strings.Contains(stderr, syscall.EDQUOT.Error()):
 		return syscall.EDQUOT
 	}
 	return nil
+}
+
+// refusedLimit recognises a value that the kernel does not take for a file of a
+// cgroup: a processor that is not there, a limit out of range or below its use.
+func refusedLimit(stderr string) bool {
+	if !strings.Contains(stderr, "failed to write") && !strings.Contains(stderr, "write to `") {
+		return false
+	}
+	for _, e := range []syscall.Errno{syscall.EINVAL, syscall.ERANGE, syscall.ENODEV, syscall.EBUSY} {
+		if strings.Contains(strings.ToLower(stderr), strings.ToLower(e.Error())) {
+			return true
+		}
+	}
+	return false
 }
 
 // tail keeps the first MiB of what is written to it.

@@ -50,6 +50,9 @@ func TestSentinels(t *testing.T) {
 		"exec failed: container is not running":     oci.ErrNotRunning,
 		"cannot exec in a stopped container":        oci.ErrNotRunning,
 		"the mount source does not exist, it seems": nil,
+		`failed to write "7000": write /sys/fs/cgroup/cpuset/x/cpuset.cpus: numerical result out of range`: oci.ErrLimit,
+		"write to `/sys/fs/cgroup/x/cpuset.cpus`: Invalid argument":                                        oci.ErrLimit,
+		`failed to write "1": write /sys/fs/cgroup/x/y: no such file or directory`:                         nil,
 	} {
 		if got := sentinelOf(text); !errors.Is(got, want) {
 			t.Errorf("%q: %v, want %v", text, got, want)

@@ -92,7 +92,7 @@ func start(t *testing.T) *env {
 // startWith is start for a node that differs from an ordinary one.
 func startWith(t *testing.T, o node.Options) *env {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), time.Duration(slow)*time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), time.Duration(slow)*3*time.Minute)
 	o.Mirror, o.LogLevel = reg.Addr(), "info"
 	n, err := node.Start(ctx, o)
 	if err != nil {
