@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -42,8 +43,9 @@ func TestB55SlowCNI(t *testing.T) {
 		res, err := e.rt.Status(e.ctx, &cri.StatusRequest{Verbose: true})
 		return err == nil && strings.Contains(res.GetInfo()["operations"], "network setup")
 	})
+	var took []time.Duration
 	for i := range 20 {
-		e.quick("Status", func(ctx context.Context) error {
+		e.timed(&took, "Status", func(ctx context.Context) error {
 			res, err := e.rt.Status(ctx, &cri.StatusRequest{Verbose: i%2 == 0})
 			for _, c := range res.GetStatus().GetConditions() {
 				if !c.GetStatus() {
@@ -52,7 +54,7 @@ func TestB55SlowCNI(t *testing.T) {
 			}
 			return err
 		})
-		e.quick("ListPodSandbox", func(ctx context.Context) error {
+		e.timed(&took, "ListPodSandbox", func(ctx context.Context) error {
 			_, err := e.rt.ListPodSandbox(ctx, &cri.ListPodSandboxRequest{})
 			return err
 		})
@@ -64,6 +66,10 @@ func TestB55SlowCNI(t *testing.T) {
 				t.Errorf("another pod took %v", took)
 			}
 		}
+	}
+	slices.Sort(took)
+	if median, worst := took[len(took)/2], took[len(took)-1]; median > leakcheck.Patience(100*time.Millisecond) || worst > leakcheck.Patience(2*time.Second) {
+		t.Errorf("Status and ListPodSandbox beside a slow pod took %v, at worst %v", median, worst)
 	}
 	select {
 	case err := <-done:
@@ -81,15 +87,12 @@ func TestB55SlowCNI(t *testing.T) {
 	}
 }
 
-// quick checks that a call succeeds within the 100 ms that the kubelet's relist
-// can spare.
-func (e *env) quick(what string, call func(context.Context) error) {
+// timed makes a call, which must succeed, and adds how long it took.
+func (e *env) timed(took *[]time.Duration, what string, call func(context.Context) error) {
 	e.Helper()
 	at := time.Now()
 	if err := call(e.ctx); err != nil {
 		e.Errorf("%s beside a slow pod: %v", what, err)
 	}
-	if took := time.Since(at); took > leakcheck.Patience(100*time.Millisecond) {
-		e.Errorf("%s beside a slow pod took %v", what, took)
-	}
+	*took = append(*took, time.Since(at))
 }

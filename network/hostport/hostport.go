@@ -296,19 +296,20 @@ func (m *Manager) Restore(pods []Pod) error {
 	return errors.Join(problems...)
 }
 
-// Repair puts the table back when somebody has removed it (nft flush ruleset),
-// and reports whether it had to. It is cheap when no port is open.
+// Repair puts the table back when somebody has removed it (nft flush ruleset), or
+// Restore could not make it, and reports whether it did. It is cheap when no port
+// is open.
 func (m *Manager) Repair() (repaired bool, err error) {
 	m.kernel.Lock()
 	defer m.kernel.Unlock()
-	if m.installed == nil {
+	if m.Describe().Pods == 0 {
 		return false, nil
 	}
 	there := false
 	if err := m.o.Enter(func() (err error) { there, err = m.tableExists(); return err }); err != nil {
 		return false, fmt.Errorf("look for the table of host ports: %w", err)
 	}
-	if there {
+	if there && m.installed != nil {
 		return false, nil
 	}
 	if err := m.reinstall(); err != nil {
@@ -323,6 +324,9 @@ func (m *Manager) Repair() (repaired bool, err error) {
 func (m *Manager) change(id string, next *pod) error {
 	pods := m.snapshot()
 	before := pods[id]
+	if before == nil {
+		return nil // closed meanwhile
+	}
 	put(pods, id, next)
 	return m.o.Enter(func() error {
 		err := m.install(pods)

@@ -415,6 +415,12 @@ func TestOpenThatTheKernelRefuses(t *testing.T) {
 	}
 	n.gone("a failed Open")
 	must(t, n.Close("a"))
+	if err := n.Restore([]Pod{{ID: "a", Ports: []Mapping{mapping("tcp", "", 8080, 80)}, IPs: ips}}); err == nil {
+		t.Error("Restore succeeds")
+	}
+	if repaired, err := n.Repair(); repaired || err == nil {
+		t.Errorf("Repair: %v, %v", repaired, err)
+	}
 	n.Manager = New(n.options())
 	n.ip("node", "link set br0 down") // no route leads to the pod
 	must(t, n.Claim("a", []Mapping{mapping("tcp", "", 8080, 80)}))
@@ -449,7 +455,8 @@ func TestConcurrentPods(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	for i := 0; i < 20; i += 2 {
+	for i := range 20 { // each twice
+		i -= i % 2
 		wg.Go(func() {
 			if err := n.Close(fmt.Sprint("pod", i)); err != nil {
 				t.Error(err)
