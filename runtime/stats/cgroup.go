@@ -62,18 +62,21 @@ func exists(path string) bool {
 // Read measures one cgroup with all below it. ErrGone when it is not there or
 // path is empty, also when it goes while it is read; ErrNoCgroups. It does not block but for
 // the kernel's own summing up.
-func (c *Cgroups) Read(path string) (Sample, error) {
+func (c *Cgroups) Read(path string) (Sample, error) { return c.read(path, nil) }
+
+// read is Read, and sets those figures that are in the same files; f may be nil.
+func (c *Cgroups) read(path string, f *Figures) (Sample, error) {
 	s := Sample{At: time.Now()}
 	var err error
 	switch {
 	case path == "": // the root cgroup is no container's
 		err = ErrGone
 	case c.unified != "":
-		err = readUnified(filepath.Join(c.unified, path), &s)
+		err = readUnified(filepath.Join(c.unified, path), &s, f)
 	case c.cpuacct == "" && c.memory == "":
 		err = ErrNoCgroups
 	default:
-		err = c.readSplit(path, &s)
+		err = c.readSplit(path, &s, f)
 	}
 	if err != nil {
 		return Sample{}, fmt.Errorf("measure cgroup %s: %w", path, err)
@@ -82,7 +85,7 @@ func (c *Cgroups) Read(path string) (Sample, error) {
 }
 
 // readSplit reads version 1: a mounted controller has every container.
-func (c *Cgroups) readSplit(path string, s *Sample) error {
+func (c *Cgroups) readSplit(path string, s *Sample, f *Figures) error {
 	if c.cpuacct != "" {
 		usage, err := count(filepath.Join(c.cpuacct, path, "cpuacct.usage"))
 		if err != nil {
@@ -91,7 +94,7 @@ func (c *Cgroups) readSplit(path string, s *Sample) error {
 		s.CPU = &CPU{Usage: usage}
 	}
 	if c.memory != "" {
-		if err := readMemory1(filepath.Join(c.memory, path), s); err != nil {
+		if err := readMemory1(filepath.Join(c.memory, path), s, f); err != nil {
 			return err
 		}
 	}
@@ -114,14 +117,14 @@ func readPressure(dir string, s *Sample) {
 	}
 }
 
-func readMemory1(dir string, s *Sample) error {
+func readMemory1(dir string, s *Sample, f *Figures) error {
 	const noSwap = 1<<64 - 1 // the line is missing where swap is not accounted
 	var m Memory
 	inactive, swap, tightest := uint64(0), uint64(noSwap), uint64(0)
 	err := fields(filepath.Join(dir, "memory.stat"), map[string]*uint64{
 		"total_inactive_file": &inactive, "total_rss": &m.RSS, "total_pgfault": &m.Faults, "total_pgmajfault": &m.Major, "total_swap": &swap,
 		"hierarchical_memory_limit": &tightest,
-	})
+	}, f, memoryLines1)
 	if err != nil {
 		return err
 	}
@@ -160,9 +163,9 @@ func limits1(dir string, s *Sample) error {
 
 // readUnified reads version 2. cpu.stat is in every cgroup, memory's files
 // only where the controller was handed down.
-func readUnified(dir string, s *Sample) error {
+func readUnified(dir string, s *Sample, f *Figures) error {
 	var micros uint64
-	if err := fields(filepath.Join(dir, "cpu.stat"), map[string]*uint64{"usage_usec": &micros}); err != nil {
+	if err := fields(filepath.Join(dir, "cpu.stat"), map[string]*uint64{"usage_usec": &micros}, f, cpuLines2); err != nil {
 		return err
 	}
 	s.CPU = &CPU{Usage: micros * 1000, Pressure: pressure(filepath.Join(dir, "cpu.pressure"))}
@@ -174,15 +177,15 @@ func readUnified(dir string, s *Sample) error {
 	if err != nil {
 		return err
 	}
-	return readMemory2(dir, usage, s)
+	return readMemory2(dir, usage, s, f)
 }
 
-func readMemory2(dir string, usage uint64, s *Sample) error {
+func readMemory2(dir string, usage uint64, s *Sample, f *Figures) error {
 	m := Memory{Usage: usage}
 	inactive := uint64(0)
 	err := fields(filepath.Join(dir, "memory.stat"), map[string]*uint64{
 		"inactive_file": &inactive, "anon": &m.RSS, "pgfault": &m.Faults, "pgmajfault": &m.Major,
-	})
+	}, f, memoryLines2)
 	if err != nil {
 		return err
 	}

@@ -7,7 +7,7 @@ import (
 )
 
 // Detail is everything that is known of a container, for whoever wants more
-// than its Sample. It costs four times as much.
+// than its Sample. It costs three times as much.
 type Detail struct {
 	Sample
 	Figures
@@ -19,7 +19,26 @@ type Detail struct {
 	Err       error  // ErrGone, or what the kernel said; then the rest is empty
 }
 
-// rules1 are version 1's files beyond a Sample's, by controller.
+// What is read into figures from files that a Sample needs too.
+var (
+	memoryLines1 = map[string]Figure{
+		"total_cache": MemoryCache, "total_mapped_file": MemoryMapped, "total_rss_huge": MemoryAnonHuge,
+		"total_active_file": MemoryActiveFile, "total_inactive_file": MemoryInactiveFile,
+		"total_active_anon": MemoryActiveAnon, "total_inactive_anon": MemoryInactiveAnon,
+		"pgfault": MemoryOwnFaults, "pgmajfault": MemoryOwnMajor,
+	}
+	memoryLines2 = map[string]Figure{
+		"file": MemoryCache, "file_mapped": MemoryMapped, "kernel": MemoryKernel,
+		"active_file": MemoryActiveFile, "inactive_file": MemoryInactiveFile, "active_anon": MemoryActiveAnon, "inactive_anon": MemoryInactiveAnon,
+		"anon_thp": MemoryAnonHuge, "shmem_thp": MemorySharedHuge, "file_thp": MemoryFileHuge,
+		"pgfault": MemoryOwnFaults, "pgmajfault": MemoryOwnMajor, // version 2 counts no cgroup's own alone
+	}
+	cpuLines2 = map[string]Figure{
+		"user_usec": CPUUser, "system_usec": CPUSystem, "throttled_usec": CPUThrottledTime, "nr_periods": CPUPeriods, "nr_throttled": CPUThrottled,
+	}
+)
+
+// rules1 are version 1's other files, by controller.
 var rules1 = map[string][]rule{
 	"cpuacct": {
 		{file: "cpuacct.usage_user", only: CPUUser},
@@ -32,12 +51,6 @@ var rules1 = map[string][]rule{
 		{file: "cpu.cfs_quota_us", only: CPUQuota, scale: 1000}, // -1 without one is no number: unknown
 	},
 	"memory": {
-		{file: "memory.stat", lines: map[string]Figure{
-			"total_cache": MemoryCache, "total_mapped_file": MemoryMapped, "total_rss_huge": MemoryAnonHuge,
-			"total_active_file": MemoryActiveFile, "total_inactive_file": MemoryInactiveFile,
-			"total_active_anon": MemoryActiveAnon, "total_inactive_anon": MemoryInactiveAnon,
-			"pgfault": MemoryOwnFaults, "pgmajfault": MemoryOwnMajor,
-		}},
 		{file: "memory.kmem.usage_in_bytes", only: MemoryKernel},
 		{file: "memory.max_usage_in_bytes", only: MemoryPeak},
 		{file: "memory.failcnt", only: MemoryLimitHits},
@@ -51,14 +64,6 @@ var rules1 = map[string][]rule{
 
 // rules2 are version 2's.
 var rules2 = []rule{
-	{file: "cpu.stat", scale: 1000, lines: map[string]Figure{"user_usec": CPUUser, "system_usec": CPUSystem, "throttled_usec": CPUThrottledTime}},
-	{file: "cpu.stat", lines: map[string]Figure{"nr_periods": CPUPeriods, "nr_throttled": CPUThrottled}},
-	{file: "memory.stat", lines: map[string]Figure{
-		"file": MemoryCache, "file_mapped": MemoryMapped, "kernel": MemoryKernel,
-		"active_file": MemoryActiveFile, "inactive_file": MemoryInactiveFile, "active_anon": MemoryActiveAnon, "inactive_anon": MemoryInactiveAnon,
-		"anon_thp": MemoryAnonHuge, "shmem_thp": MemorySharedHuge, "file_thp": MemoryFileHuge,
-		"pgfault": MemoryOwnFaults, "pgmajfault": MemoryOwnMajor, // version 2 counts no cgroup's own alone
-	}},
 	{file: "memory.peak", only: MemoryPeak},
 	{file: "memory.events", lines: map[string]Figure{"max": MemoryLimitHits, "oom_kill": MemoryKilled}},
 	{file: "memory.max", only: MemoryLimit},
@@ -72,7 +77,7 @@ var rules2 = []rule{
 func (c *Cgroups) detail(t Target) (Detail, error) {
 	var d Detail
 	var err error
-	if d.Sample, err = c.Read(t.Cgroup); err != nil {
+	if d.Sample, err = c.read(t.Cgroup, &d.Figures); err != nil {
 		return Detail{}, err
 	}
 	if c.unified != "" {

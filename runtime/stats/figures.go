@@ -1,5 +1,7 @@
 package stats
 
+import "bytes"
+
 // Figure names one number that a cgroup tells beyond a Sample.
 type Figure int
 
@@ -56,13 +58,27 @@ func (f *Figures) Set(k Figure, v uint64) {
 	f.known |= 1 << k
 }
 
-// rule is one way to read figures from a file: fixed names for the lines "key
-// number" of a table, or one figure for a file of one number.
+// line is what to do with the number behind a key; nil when lines does not name
+// the key, or nobody wants figures. Microseconds become nanoseconds.
+func (f *Figures) line(key []byte, lines map[string]Figure) func(n uint64) {
+	k, ok := lines[string(key)]
+	if !ok || f == nil {
+		return nil
+	}
+	scale := uint64(1)
+	if bytes.HasSuffix(key, []byte("_usec")) {
+		scale = 1000
+	}
+	return func(n uint64) { f.Set(k, n*scale) }
+}
+
+// rule is one way to read figures from a file: the lines "key number" of a
+// table, or one figure for a file of one number.
 type rule struct {
 	file  string
 	lines map[string]Figure // nil: the file is one number
 	only  Figure
-	scale uint64 // what a number is multiplied with; 0 is 1
+	scale uint64 // what that number is multiplied with; 0 is 1
 }
 
 // read adds what the rules find in a directory. A file that is not there, or
@@ -71,21 +87,14 @@ type rule struct {
 // was there for the Sample.
 func (f *Figures) read(rules []rule, path func(file string) string) {
 	for _, r := range rules {
-		scale := max(r.scale, 1)
-		if r.lines == nil {
-			if n, err := number(path(r.file)); err == nil && n != nil {
-				f.Set(r.only, *n*scale)
-			} else if err == nil {
-				f.Set(r.only, 0) // no limit
-			}
+		if r.lines != nil {
+			_ = table(path(r.file), func(key []byte) func(uint64) { return f.line(key, r.lines) })
 			continue
 		}
-		_ = table(path(r.file), func(key []byte) func(uint64) {
-			k, ok := r.lines[string(key)]
-			if !ok {
-				return nil
-			}
-			return func(n uint64) { f.Set(k, n*scale) }
-		})
+		if n, err := number(path(r.file)); err == nil && n != nil {
+			f.Set(r.only, *n*max(r.scale, 1))
+		} else if err == nil {
+			f.Set(r.only, 0) // no limit
+		}
 	}
 }

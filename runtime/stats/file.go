@@ -90,15 +90,21 @@ func count(path string) (uint64, error) {
 	return n, err
 }
 
-// fields reads the lines "key number" of a file into the wanted keys. A key
-// that is not there leaves its value as it was.
-func fields(path string, want map[string]*uint64) error {
+// fields reads the lines "key number" of a file into the wanted keys, and into
+// figures what lines names. A key that is not there leaves its value as it was.
+func fields(path string, want map[string]*uint64, f *Figures, lines map[string]Figure) error {
 	return table(path, func(key []byte) func(uint64) {
 		into := want[string(key)]
+		also := f.line(key, lines)
 		if into == nil {
-			return nil
+			return also
 		}
-		return func(n uint64) { *into = n }
+		return func(n uint64) {
+			*into = n
+			if also != nil {
+				also(n)
+			}
+		}
 	})
 }
 
