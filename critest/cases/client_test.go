@@ -4,12 +4,12 @@ import (
 	"bytes"
 	"context"
 	"fmt"
-	"io"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/go-logr/logr"
 	"go.opentelemetry.io/otel/trace/noop"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -35,8 +35,7 @@ func connect(e *env, streams bool) *kubelet {
 	e.Helper()
 	k := &kubelet{env: e, called: map[string]bool{}}
 	endpoint := "unix://" + e.Socket
-	klog.LogToStderr(false) // the client logs each refusal, at length
-	klog.SetOutput(io.Discard)
+	klog.SetLogger(logr.Discard()) // the client logs each refusal, at length
 	var err error
 	if k.rt, err = client.NewRemoteRuntimeService(e.ctx, endpoint, 20*time.Second, noop.NewTracerProvider(), streams); err != nil {
 		e.Fatal(err)
@@ -134,7 +133,7 @@ func (k *kubelet) images() {
 	list, err := k.im.ListImages(k.ctx, nil)
 	k.ok("ListImages", err, len(list) == 1 && list[0].GetId() == id)
 	fs, err := k.im.ImageFsInfo(k.ctx)
-	k.ok("ImageFsInfo", err, len(fs.GetImageFilesystems()) > 0 && fs.GetImageFilesystems()[0].GetUsedBytes().GetValue() > 0 && len(fs.GetContainerFilesystems()) > 0)
+	k.ok("ImageFsInfo", err, len(fs.GetImageFilesystems()) > 0 && fs.GetImageFilesystems()[0].GetUsedBytes().GetValue() > 0)
 	k.ok("RemoveImage", k.im.RemoveImage(k.ctx, ref), true)
 	k.ok("RemoveImage", k.im.RemoveImage(k.ctx, ref), true)
 }
