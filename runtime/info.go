@@ -121,6 +121,10 @@ func (s *Service) hostInfo() hostFacts {
 			fmt.Sprintf("the feature user_namespaces is off for handler %s, for Kubernetes' secrets are on tmpfs: %v", name, a.userVolumes))
 	}
 	without(h.CanLowerOOM, "oom_score_adj below the daemon's own is raised to it: the daemon lacks CAP_SYS_RESOURCE")
+	without(!h.AppArmorEnabled || s.AppArmor == nil || s.AppArmor.Problem() == nil, "apparmor RuntimeDefault is refused: its profile is not loaded")
+	without(h.AppArmorEnabled, "apparmor Localhost is refused: the kernel has no AppArmor")
+	without(!h.SELinuxEnabled || s.SELinux != nil, "selinux_options are refused: runtime.selinux is off")
+	without(h.SELinuxEnabled, "selinux_options have no effect: the kernel has no SELinux")
 	if reason := s.HostPorts.Describe().Unavailable; reason != "" {
 		without(false, "host ports are refused where no plugin of the network maps them: "+reason)
 	}
