@@ -12,6 +12,8 @@ import (
 	"github.com/sirupsen/logrus"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/encoding"
+	"google.golang.org/grpc/encoding/proto"
 	"google.golang.org/grpc/status"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
@@ -49,7 +51,7 @@ func Listen(path string) (net.Listener, error) {
 // Server is a gRPC server with both CRI services.
 func (s *Service) Server() *grpc.Server {
 	g := grpc.NewServer(
-		grpc.MaxRecvMsgSize(maxRequest),
+		grpc.MaxRecvMsgSize(maxRequest), grpc.ForceServerCodecV2(listCodec{encoding.GetCodecV2(proto.Name)}),
 		grpc.UnaryInterceptor(s.intercept), grpc.StreamInterceptor(s.interceptStream),
 		grpc.StatsHandler(&replySizes{log: s.Log, warned: map[string]time.Time{}}),
 		grpc.SharedWriteBuffer(true), grpc.ReadBufferSize(8<<10), grpc.WriteBufferSize(8<<10),
