@@ -9,6 +9,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"berth/sandbox/leakcheck"
 )
 
 // runScript runs a script as a plugin.
@@ -50,14 +52,14 @@ func TestPluginErrors(t *testing.T) {
 // TestDeadlineTakesTheChildrenWithIt kills a plugin whose child holds its output.
 func TestDeadlineTakesTheChildrenWithIt(t *testing.T) {
 	pidFile := t.TempDir() + "/pid"
-	ctx, cancel := context.WithTimeout(context.Background(), 300*time.Millisecond)
+	ctx, cancel := context.WithTimeout(context.Background(), leakcheck.Patience(300*time.Millisecond))
 	defer cancel()
 	begin := time.Now()
 	_, err := runScript(t, ctx, "sleep 60 & echo $! > "+pidFile+"; wait")
 	if !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "no answer within its deadline") {
 		t.Errorf("error %v", err)
 	}
-	if took := time.Since(begin); took > 2*time.Second {
+	if took := time.Since(begin); took > leakcheck.Patience(2*time.Second) {
 		t.Errorf("took %v", took)
 	}
 	waitGone(t, strings.TrimSpace(read(t, pidFile)))
@@ -69,7 +71,7 @@ func TestChildHoldsTheOutput(t *testing.T) {
 	pidFile := t.TempDir() + "/pid"
 	begin := time.Now()
 	out, err := runScript(t, context.Background(), "sleep 60 & echo $! > "+pidFile+"; echo done")
-	if err != nil || out != "done\n" || time.Since(begin) > 5*time.Second {
+	if err != nil || out != "done\n" || time.Since(begin) > leakcheck.Patience(5*time.Second) {
 		t.Errorf("%q, %v after %v", out, err, time.Since(begin))
 	}
 	pid, err := strconv.Atoi(strings.TrimSpace(read(t, pidFile)))
@@ -94,7 +96,7 @@ func TestPluginsOfADeadDaemon(t *testing.T) {
 		daemon := exec.Command(os.Args[0], "-test.run", "^"+t.Name()+"$")
 		daemon.Env = append(os.Environ(), dirVariable+"="+dir, verbVariable+"="+verb)
 		must(t, daemon.Start())
-		for end := time.Now().Add(10 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+		for end := time.Now().Add(leakcheck.Patience(10 * time.Second)); ; time.Sleep(10 * time.Millisecond) {
 			if _, err := os.Stat(dir + "/pid"); err == nil {
 				break
 			} else if time.Now().After(end) {
@@ -112,7 +114,7 @@ func TestPluginsOfADeadDaemon(t *testing.T) {
 
 func waitGone(t *testing.T, pid string) {
 	t.Helper()
-	for end := time.Now().Add(3 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+	for end := time.Now().Add(leakcheck.Patience(3 * time.Second)); ; time.Sleep(10 * time.Millisecond) {
 		status, err := os.ReadFile("/proc/" + pid + "/status")
 		if err != nil || strings.Contains(string(status), "State:\tZ") {
 			return

@@ -80,7 +80,7 @@ func TestManagersShareACache(t *testing.T) {
 	second := n.dir + "/second.d"
 	must(t, os.Mkdir(second, 0o755))
 	must(t, os.WriteFile(second+"/10-bt.conflist", []byte(strings.Replace(n.bridgeConf("bt", "1.0.0", "10.88.8.0/28"), "br0", "br1", 1)), 0o600))
-	other, err := New(Options{ConfDir: second, BinDirs: []string{n.shims}, CacheDir: n.cache, Timeout: 20 * time.Second})
+	other, err := New(Options{ConfDir: second, BinDirs: []string{n.shims}, CacheDir: n.cache, Timeout: leakcheck.Patience(20 * time.Second)})
 	must(t, err)
 	defer other.Close()
 	a, b := n.pod("a"), n.pod("b")

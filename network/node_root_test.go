@@ -52,7 +52,7 @@ func (n *node) restart() {
 	if n.m != nil {
 		n.m.Close()
 	}
-	m, err := New(Options{ConfDir: n.conf, BinDirs: []string{n.shims}, CacheDir: n.cache, Timeout: 20 * time.Second})
+	m, err := New(Options{ConfDir: n.conf, BinDirs: []string{n.shims}, CacheDir: n.cache, Timeout: leakcheck.Patience(20 * time.Second)})
 	if err != nil {
 		n.t.Fatal(err)
 	}
@@ -215,12 +215,12 @@ func (n *node) get(address string) (string, error) {
 	err := n.in(func() error {
 		// The connection is made here and not by http.Transport, which would do
 		// it on a goroutine outside of the node.
-		conn, err := net.DialTimeout("tcp4", address, 2*time.Second)
+		conn, err := net.DialTimeout("tcp4", address, leakcheck.Patience(2*time.Second))
 		if err != nil {
 			return err
 		}
 		defer conn.Close()
-		conn.SetDeadline(time.Now().Add(2 * time.Second))
+		conn.SetDeadline(time.Now().Add(leakcheck.Patience(2 * time.Second)))
 		fmt.Fprintf(conn, "GET / HTTP/1.0\r\n\r\n")
 		body, err = io.ReadAll(conn)
 		return err
