@@ -71,6 +71,10 @@ func (s *Service) mountImages(op *operation.Operation, sb *sandbox.Sandbox, c *s
 // mountVolumes mounts the images of a container's image mounts and tells where
 // each is. ErrNotFound of package image when one was removed since it was found.
 func (s *Service) mountVolumes(sb *sandbox.Sandbox, c *sandbox.Container, volumes map[int]*image.Record) (map[int]string, error) {
+	labels, err := s.containerLabels(sb, c.Config.Message)
+	if err != nil {
+		return nil, err
+	}
 	at := map[int]string{}
 	for _, i := range slices.Sorted(maps.Keys(volumes)) {
 		img := volumes[i]
@@ -85,7 +89,7 @@ func (s *Service) mountVolumes(sb *sandbox.Sandbox, c *sandbox.Container, volume
 		at[i] = filepath.Join(volumesDir(s.bundleDir(c.ID)), name)
 		err := rootfs.Create(rootfs.Mount{
 			Target: at[i], Upper: filepath.Join(own, "root"), Work: filepath.Join(own, "work"), Layers: img.Layers, ReadOnly: true,
-			IDs: s.rootfsIDs(sb), Context: podLabels(sb).Mount,
+			IDs: s.rootfsIDs(sb), Context: labels.Mount,
 		})
 		if err != nil {
 			return nil, spec.ImageVolume(fmt.Errorf("mounts[%d].image: %w", i, err))
