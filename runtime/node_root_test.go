@@ -101,6 +101,7 @@ func newNode(t *testing.T, prepare ...func(*node)) *node {
 	n.bridge("10.88.9.0/28")
 	n.cfg = config.Default()
 	n.cfg.Root, n.cfg.State = dir+"/root", dir+"/state"
+	n.cfg.NRI.Enable = config.NRIOff
 	pause, err := os.ReadFile(binary)
 	must(t, err)
 	must(t, os.WriteFile(dir+"/pause/pause", pause, 0o755))
@@ -259,6 +260,7 @@ func (n *node) open() {
 	n.closers = []func(){cancel, func() { s.Close(context.Background()) }, func() { _ = client.Close() },
 		func() { must(n.t, p.Network.Close()) }, func() { must(n.t, p.Images.Close()) }}
 	must(n.t, n.Restore(ctx))
+	must(n.t, n.StartPlugins())
 }
 
 func (n *node) close() {

@@ -132,7 +132,8 @@ func (n pluginNode) Pod(id string) (nri.Pod, error) {
 	if err != nil {
 		return nri.Pod{}, err
 	}
-	pod := nri.Pod{ID: sb.ID, Config: sb.Config.Message, Handler: sb.Handler, Cgroup: sb.CgroupParent, IPs: sb.IPs, Ready: sb.ReadyAt != 0}
+	pod := nri.Pod{ID: sb.ID, Config: sb.Config.Message, Handler: sb.Handler, Cgroup: sb.CgroupParent, IPs: sb.IPs,
+		Overhead: sb.EffectiveOverhead(), Resources: sb.EffectiveResources(), Ready: sb.ReadyAt != 0}
 	if sb.Pause != nil && sb.BootID == n.s.bootID {
 		pod.PID = sb.Pause.PID
 	}

@@ -12,7 +12,7 @@ import (
 // UpdatePodSandboxResources is told what the pod as a whole has now, after the
 // kubelet has changed the pod's cgroup (KEP-1287). It is kept in the record and
 // shown; what is left out stays as it was. NotFound for an unknown pod,
-// FailedPrecondition for one that is not ready.
+// FailedPrecondition for one that is not ready or where an NRI plugin refuses.
 func (s *Service) UpdatePodSandboxResources(ctx context.Context, req *cri.UpdatePodSandboxResourcesRequest) (*cri.UpdatePodSandboxResourcesResponse, error) {
 	sb, err := s.findSandbox(req.GetPodSandboxId())
 	if err != nil {
@@ -29,9 +29,13 @@ func (s *Service) UpdatePodSandboxResources(ctx context.Context, req *cri.Update
 	if !sb.Ready(s.bootID) {
 		return nil, fmt.Errorf("%w: pod sandbox %s is not ready", errPrecondition, sb.ID)
 	}
+	if err := s.plugins.UpdatePodSandbox(ctx, sb.ID, req.GetOverhead(), req.GetResources()); err != nil {
+		return nil, err
+	}
 	if err := s.updateSandbox(sb, req.GetOverhead(), req.GetResources()); err != nil {
 		return nil, err
 	}
+	s.plugins.PostUpdatePodSandbox(ctx, sb.ID)
 	return &cri.UpdatePodSandboxResourcesResponse{}, nil
 }
 

@@ -2,6 +2,7 @@ package nri
 
 import (
 	"maps"
+	"slices"
 	"time"
 
 	"github.com/containerd/nri/pkg/api"
@@ -18,6 +19,8 @@ type Pod struct {
 	IPs        []string
 	PID        int // of the pause process, 0 without one
 	Namespaces []rspec.LinuxNamespace
+	Overhead   *cri.LinuxContainerResources // of the whole pod, in force
+	Resources  *cri.LinuxContainerResources
 	Ready      bool // its record shows it
 }
 
@@ -46,8 +49,8 @@ func (p Pod) api() *api.PodSandbox {
 		Labels: maps.Clone(p.Config.GetLabels()), Annotations: maps.Clone(p.Config.GetAnnotations()),
 		RuntimeHandler: p.Handler, Pid: uint32(p.PID), Ips: p.IPs,
 		Linux: &api.LinuxPodSandbox{
-			PodOverhead:  fromCRI(p.Config.GetLinux().GetOverhead()),
-			PodResources: fromCRI(p.Config.GetLinux().GetResources()),
+			PodOverhead:  fromCRI(p.Overhead),
+			PodResources: fromCRI(p.Resources),
 			CgroupParent: p.Config.GetLinux().GetCgroupParent(),
 			CgroupsPath:  p.Cgroup,
 			Namespaces:   api.FromOCILinuxNamespaces(p.Namespaces),
@@ -109,7 +112,7 @@ func (c Container) fillFromSpec(out *api.Container) {
 	out.Mounts, out.Hooks = api.FromOCIMounts(sp.Mounts), api.FromOCIHooks(sp.Hooks)
 	out.Linux = &api.LinuxContainer{}
 	if p := sp.Process; p != nil {
-		out.Args, out.Env = p.Args, p.Env
+		out.Args, out.Env = slices.Clone(p.Args), slices.Clone(p.Env) // the adaptation changes them
 		out.User = &api.User{Uid: p.User.UID, Gid: p.User.GID, AdditionalGids: p.User.AdditionalGids}
 		for _, l := range p.Rlimits {
 			out.Rlimits = append(out.Rlimits, &api.POSIXRlimit{Type: l.Type, Hard: l.Hard, Soft: l.Soft})

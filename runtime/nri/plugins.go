@@ -103,7 +103,8 @@ func Start(o Options) (*Plugins, error) {
 		_ = c.Close()
 		return nil, fmt.Errorf("%w: %s", ErrSocketInUse, o.Socket)
 	}
-	nrilog.Set(logger(o.Log))
+	logTo.Store(&o.Log)
+	setLogger()
 	adaptation.SetPluginRegistrationTimeout(o.RegistrationTimeout)
 	adaptation.SetPluginRequestTimeout(o.RequestTimeout)
 	var err error
@@ -112,10 +113,11 @@ func Start(o Options) (*Plugins, error) {
 		adaptation.WithMetrics((*observer)(p)), adaptation.WithTTRPCOptions(
 			[]ttrpc.ClientOpts{ttrpc.WithUnaryClientInterceptor(p.callPlugin)},
 			[]ttrpc.ServerOpt{ttrpc.WithUnaryServerInterceptor(p.calledByPlugin)}))
-	if err == nil {
-		err = p.adaptation.Start()
-	}
 	if err != nil {
+		return nil, fmt.Errorf("make the NRI adaptation: %w", err)
+	}
+	if err := p.adaptation.Start(); err != nil {
+		p.adaptation.Stop()
 		return nil, fmt.Errorf("start NRI: %w", err)
 	}
 	return p, nil
@@ -191,28 +193,26 @@ func (*observer) RecordPluginLatency(string, string, time.Duration) {}
 
 func (*observer) RecordPluginAdjustments(string, string, *api.ContainerAdjustment, int, int) {}
 
-// logger gives NRI's log lines to the owner's.
-type logger func(Level, string)
+// NRI has one logger in a process. It is set once; where its lines go follows
+// the newest Plugins.
+var (
+	logTo     atomic.Pointer[func(Level, string)]
+	setLogger = sync.OnceFunc(func() { nrilog.Set(logger{}) })
+)
 
-func (l logger) Debugf(_ context.Context, format string, args ...any) {
-	l(Debug, fmt.Sprintf(format, args...))
-}
+type logger struct{}
 
-func (l logger) Infof(_ context.Context, format string, args ...any) {
-	l(Info, fmt.Sprintf(format, args...))
-}
+func (logger) Debugf(_ context.Context, format string, args ...any) { logLine(Debug, format, args) }
+func (logger) Infof(_ context.Context, format string, args ...any)  { logLine(Info, format, args) }
+func (logger) Warnf(_ context.Context, format string, args ...any)  { logLine(Warning, format, args) }
+func (logger) Errorf(_ context.Context, format string, args ...any) { logLine(Warning, format, args) }
 
-func (l logger) Warnf(_ context.Context, format string, args ...any) {
-	l(Warning, fmt.Sprintf(format, args...))
-}
-
-// Errorf also hears that WebAssembly was left out of the build, which is meant.
-func (l logger) Errorf(_ context.Context, format string, args ...any) {
-	level := Warning
+// logLine passes a line on. That WebAssembly was left out of the build is meant.
+func logLine(level Level, format string, args []any) {
 	for _, a := range args {
 		if err, ok := a.(error); ok && errors.Is(err, adaptation.ErrWasmDisabled) {
 			level = Debug
 		}
 	}
-	l(level, fmt.Sprintf(format, args...))
+	(*logTo.Load())(level, fmt.Sprintf(format, args...))
 }
