@@ -44,6 +44,7 @@ var codeOf = []struct {
 	{streaming.ErrClosed, codes.Unavailable},
 	{syscall.ENOSPC, codes.ResourceExhausted},
 	{syscall.EDQUOT, codes.ResourceExhausted},
+	{nri.ErrRefused, codes.FailedPrecondition}, // whatever a plugin asked for, the request was right
 	{errInvalid, codes.InvalidArgument},
 	{spec.ErrUnsupported, codes.Unimplemented},
 	{oci.ErrUnsupported, codes.Unimplemented},
@@ -59,7 +60,6 @@ var codeOf = []struct {
 	{image.ErrNotFound, codes.NotFound},
 	{oci.ErrNotFound, codes.NotFound},
 	{errPrecondition, codes.FailedPrecondition},
-	{nri.ErrRefused, codes.FailedPrecondition},
 	{oci.ErrNotRunning, codes.FailedPrecondition},
 	{sandbox.ErrNameInUse, codes.AlreadyExists},
 	{oci.ErrExists, codes.AlreadyExists},

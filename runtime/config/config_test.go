@@ -78,6 +78,10 @@ func TestRefusals(t *testing.T) {
 		"zero downloads":       {"[image]\nmax_concurrent_downloads = 0\n", "image.max_concurrent_downloads"},
 		"soft over hard":       {"[runtime]\nnofile_soft = 10\nnofile_hard = 5\n", "nofile_soft"},
 		"relative policy":      {"[image]\npolicy = 'p.json'\n", "image.policy"},
+		"NRI switch":           {"[nri]\nenable = 'yes'\n", `key "nri.enable": "yes"`},
+		"NRI timeout":          {"[nri]\nplugin_request_timeout = '5h'\n", "nri.plugin_request_timeout"},
+		"long NRI socket":      {"[nri]\nsocket_path = '/" + strings.Repeat("s", 110) + "'\n", `key "nri.socket_path"`},
+		"relative NRI socket":  {"[nri]\nsocket_path = 'nri.sock'\n", "nri.socket_path"},
 		"relative plugins":     {"[cni]\nbin_dirs = ['bin']\n", "cni.bin_dirs"},
 	} {
 		t.Run(name, func(t *testing.T) {

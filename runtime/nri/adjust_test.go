@@ -81,7 +81,10 @@ func TestAdjustments(t *testing.T) {
 			a.AddOrReplaceNamespace(&api.LinuxNamespace{Type: "network", Path: "/other"})
 			a.AddOrReplaceNamespace(&api.LinuxNamespace{Type: "cgroup"})
 		}, func(s *rspec.Spec) any { return s.Linux.Namespaces }, `[{"type":"network","path":"/other"},{"type":"cgroup"}]`},
-		"sysctl": {func(a *api.ContainerAdjustment) { a.SetLinuxSysctl("net.b", "3"); a.SetLinuxSysctl(api.MarkForRemoval("net.drop"), "") },
+		"sysctl": {func(a *api.ContainerAdjustment) {
+			a.SetLinuxSysctl("net.b", "3")
+			a.SetLinuxSysctl(api.MarkForRemoval("net.drop"), "")
+		},
 			func(s *rspec.Spec) any { return s.Linux.Sysctl }, `{"net.a":"1","net.b":"3"}`},
 		"seccomp": {func(a *api.ContainerAdjustment) {
 			a.SetLinuxSeccompPolicy(&api.LinuxSeccomp{DefaultAction: "SCMP_ACT_ERRNO", DefaultErrno: api.UInt32(uint32(38)),
