@@ -66,6 +66,11 @@ func (s *Service) statusInfo() map[string]string {
 		Settings any    `json:"settings"`
 	}{s.Config.Root, s.Config.State, s.Config})
 	put("golang", goruntime.Version())
+	put("goroutines", goruntime.NumGoroutine())
+	put("streaming", struct {
+		Address  string `json:"address"`
+		Sessions int    `json:"sessions"`
+	}{s.Streams.Addr(), s.Streams.Sessions()})
 	put("cniconfig", s.Network.Describe())
 	for name, m := range s.Networks {
 		put("cniconfig."+name, m.Describe())

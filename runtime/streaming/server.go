@@ -9,6 +9,7 @@ import (
 	"log"
 	"net"
 	"net/http"
+	"net/netip"
 	"net/url"
 	"sync"
 	"time"
@@ -61,13 +62,18 @@ type Server struct {
 
 	mu       sync.Mutex
 	closed   bool // guarded by mu
+	open     int  // sessions, guarded by mu
 	sessions sync.WaitGroup
 	served   chan struct{} // closed when the listener is done with
 }
 
 // New listens and serves until Close.
 func New(o Options) (*Server, error) {
-	l, err := net.Listen("tcp", o.Address)
+	network := "tcp"
+	if a, err := netip.ParseAddrPort(o.Address); err == nil && a.Addr().Is4() {
+		network = "tcp4" // 0.0.0.0 would be IPv6, too
+	}
+	l, err := net.Listen(network, o.Address)
 	if err != nil {
 		return nil, fmt.Errorf("listen for streaming: %w", err)
 	}
@@ -102,6 +108,13 @@ func dialable(a *net.TCPAddr) string {
 
 // Addr is where the server can be dialled, host:port.
 func (s *Server) Addr() string { return s.base.Host }
+
+// Sessions is how many sessions are open.
+func (s *Server) Sessions() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.open
+}
 
 // Close ends every session, as if its client had gone, and returns when they
 // are over. Idempotent.
@@ -158,7 +171,7 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request) {
 		http.NotFound(w, r)
 		return
 	}
-	defer s.sessions.Done()
+	defer s.leave()
 	// Not the request's context: it says nothing of a connection that was taken over.
 	ctx, end := context.WithCancelCause(s.ctx)
 	x := &session{s: s, ctx: ctx, end: end, request: r}
@@ -172,7 +185,15 @@ func (s *Server) enter() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if !s.closed {
+		s.open++
 		s.sessions.Add(1)
 	}
 	return !s.closed
+}
+
+func (s *Server) leave() {
+	s.mu.Lock()
+	s.open--
+	s.mu.Unlock()
+	s.sessions.Done()
 }

@@ -113,8 +113,9 @@ func (c *conn) Close() error {
 }
 
 // watch ends the session when the other end has hung up, which no Read notices
-// while the session is busy writing to someone who does not read, or has been
-// idle for too long.
+// while the input is held up by someone who does not take it, or when nothing
+// has moved for too long. A client whose input fills every buffer on the way
+// cannot even hang up; TCP's keepalive notices its end, in a minute or two.
 func (c *conn) watch(ctx context.Context, idle time.Duration) {
 	tick := time.NewTicker(watchEvery)
 	defer tick.Stop()
