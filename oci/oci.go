@@ -34,13 +34,12 @@ var (
 	ErrNotRunning = errors.New("container is not running")
 	// ErrUnsupported: the node's monitor is of an older release that cannot do it.
 	ErrUnsupported = errors.New("unsupported by the running monitor")
-	// ErrSlow: a client read more slowly than the container wrote, by more than
-	// is kept for it, and was let go.
-	ErrSlow = errors.New("the client reads too slowly")
 	// ErrLimit: the kernel refuses the value of a resource limit.
 	ErrLimit = errors.New("resource limit refused by the kernel")
 	// ErrNoCheckpoint: this machine cannot checkpoint containers.
 	ErrNoCheckpoint = errors.New("checkpoints are not possible here")
+	// ErrSlow: a client of an attach was too far behind to get the last output.
+	ErrSlow = errors.New("the client read too slowly")
 	// ErrMonitorUnavailable: the node's monitor cannot be reached or started.
 	ErrMonitorUnavailable = errors.New("monitor unavailable")
 )
@@ -199,7 +198,8 @@ type Runtime interface {
 	// the container goes on then, but its stdin closes where IO.StdinOnce says
 	// so, as it does when s.Stdin ends. Input for a container without stdin is
 	// dropped. Many may be attached. None is
-	// waited for: one that lags by more than 1 MiB is let go with ErrSlow.
+	// waited for: when one lags by more than about 8 MiB, a line tells it how
+	// much was skipped (ErrSlow when that was the end).
 	// ErrNotFound, ErrNotRunning, ErrUnsupported; ErrMonitorUnavailable when
 	// the monitor was lost, after which Attach works again.
 	Attach(ctx context.Context, id string, s Streams) error

@@ -20,11 +20,12 @@ type viewers struct {
 	ended    bool             // guarded by mu; none can come any more
 }
 
-// viewer is one attachment: pipes that never block, of which the daemon reads
-// the other ends. Its client is slow when one is full.
+// viewer is one attachment: sockets that never block, of which the daemon reads
+// the other ends.
 type viewer struct {
-	out   [2]int // -1: not wanted
-	input bool   // its client writes to stdin
+	out     [2]int   // -1: not wanted
+	skipped [2]int64 // bytes that did not fit since the last that did
+	input   bool     // its client writes to stdin
 }
 
 func (v *viewer) close() {
@@ -139,8 +140,8 @@ func (c *container) closeStdin() {
 }
 
 // show copies bytes that were just read to every viewer of the stream. It never
-// waits: a viewer whose pipe is full is dropped and told so, one whose daemon
-// has gone is dropped.
+// waits: what does not fit is skipped, and a viewer whose daemon has gone is
+// dropped.
 func (c *container) show(stream int, b []byte) {
 	c.viewers.mu.Lock()
 	defer c.viewers.mu.Unlock()
@@ -148,49 +149,81 @@ func (c *container) show(stream int, b []byte) {
 		if v.out[stream] < 0 {
 			continue
 		}
-		if err := writeAll(v.out[stream], b); err != nil {
+		if err := v.write(stream, b, c.info.IO.Terminal); err != nil {
 			c.viewers.remove(k)
-			slow := err == unix.EAGAIN
-			go guard("attachment of "+c.info.ID, func() {
-				if v.input {
-					c.closeStdin()
-				}
-				if slow {
-					c.tellDetached(k, fmt.Errorf("attachment to %s: %w", c.info.ID, monitor.ErrSlow))
-				}
-			})
+			if v.input {
+				go guard("attachment of "+c.info.ID, c.closeStdin)
+			}
 		}
 	}
 }
 
-func writeAll(fd int, b []byte) error {
-	for len(b) > 0 {
-		n, err := unix.Write(fd, b)
-		if err == unix.EINTR {
-			continue
+// write gives bytes to a viewer. One that has missed some gets more when half of
+// what it can be behind is read, and first a line that says what is missing. The
+// error is that of a viewer that is gone.
+func (v *viewer) write(stream int, b []byte, terminal bool) error {
+	fd := v.out[stream]
+	if n := v.skipped[stream]; n > 0 {
+		if !halfFree(fd) {
+			v.skipped[stream] += int64(len(b))
+			return nil
 		}
-		if err != nil {
+		end := "\n"
+		if terminal {
+			end = "\r\n"
+		}
+		v.skipped[stream] = 0
+		if _, err := writeSome(fd, fmt.Appendf(nil, "%s[berth: %d bytes of output skipped, this client reads too slowly]%s", end, n, end)); err != nil {
 			return err
 		}
-		b = b[n:]
 	}
-	return nil
+	n, err := writeSome(fd, b)
+	v.skipped[stream] = int64(len(b) - n)
+	return err
+}
+
+// halfFree tells whether at most half of what a socket takes waits in it.
+func halfFree(fd int) bool {
+	limit, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_SNDBUF)
+	if err != nil {
+		return false
+	}
+	waiting, err := unix.IoctlGetInt(fd, unix.SIOCOUTQ)
+	return err == nil && waiting <= limit/2
+}
+
+// writeSome writes what fits.
+func writeSome(fd int, b []byte) (done int, err error) {
+	for done < len(b) {
+		n, err := unix.Write(fd, b[done:])
+		switch {
+		case err == unix.EINTR:
+		case err == unix.EAGAIN:
+			return done, nil
+		case err != nil:
+			return done, err
+		default:
+			done += n
+		}
+	}
+	return done, nil
 }
 
 // endViewers ends every attachment: all output has been shown.
 func (c *container) endViewers() {
 	c.viewers.mu.Lock()
-	keys := make([]call, 0, len(c.viewers.sessions))
-	for k := range c.viewers.sessions {
-		keys = append(keys, k)
-	}
-	for _, k := range keys {
+	ends := map[call]error{}
+	for k, v := range c.viewers.sessions {
+		ends[k] = nil
+		if v.skipped != [2]int64{} {
+			ends[k] = fmt.Errorf("attachment to %s: %w", c.info.ID, monitor.ErrSlow)
+		}
 		c.viewers.remove(k)
 	}
 	c.viewers.ended = true
 	c.viewers.mu.Unlock()
-	for _, k := range keys {
-		go guard("attachment of "+c.info.ID, func() { c.tellDetached(k, nil) })
+	for k, err := range ends {
+		go guard("attachment of "+c.info.ID, func() { c.tellDetached(k, err) })
 	}
 }
 

@@ -214,6 +214,8 @@ func refusal(err error) *monitor.Error {
 		e.Kind = "ended"
 	case errors.Is(err, monitor.ErrVersion):
 		e.Kind = "version"
+	case errors.Is(err, monitor.ErrSlow):
+		e.Kind = "slow"
 	}
 	return e
 }

@@ -100,6 +100,9 @@ func (n *Node) config() string {
 	table("image", fmt.Sprintf("registries_conf = %q", filepath.Join(n.Dir, "registries.conf")))
 	table("nri", `enable = "on"`, fmt.Sprintf("socket_path = %q", n.NRISocket()),
 		fmt.Sprintf("plugin_path = %q", filepath.Join(n.Dir, "nri", "plugins")), fmt.Sprintf("plugin_config_path = %q", filepath.Join(n.Dir, "nri", "conf.d")))
+	if n.options.Settings["streaming"] != "" {
+		table("streaming")
+	}
 	table("runtime", `default_handler = "runc"`, fmt.Sprintf("cgroup_driver = %q", either(n.options.CgroupDriver, "cgroupfs")))
 	table("runtime.handlers.runc", fmt.Sprintf("path = %q", filepath.Join(n.Deps, "bin", "runc")))
 	for _, name := range slices.Sorted(maps.Keys(n.options.Settings)) {

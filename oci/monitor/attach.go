@@ -10,9 +10,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// attachBuffer is how many bytes of output may wait for a client of an attach;
-// it is the size of the pipe to it, and memory only while bytes wait.
-const attachBuffer = 1 << 20
+// attachBuffer is how many bytes of output, about, may wait for a client of an
+// attach. They wait in the socket to it, which is memory only while they do.
+const attachBuffer = 8 << 20
 
 // attachLimit is how long attaching may wait for the monitor.
 const attachLimit = 10 * time.Second
@@ -27,7 +27,7 @@ type Want struct {
 // Close must be called.
 type Attachment struct {
 	// Output are the read ends for stdout and stderr, nil when not wanted. They
-	// end with the container, or early: Wait says why.
+	// end with the container or its monitor: Wait says which.
 	Output [2]*os.File
 
 	c       *Client
@@ -39,10 +39,11 @@ type Attachment struct {
 	closed  bool  // guarded by c.mu: ended is closed
 }
 
-// Attach opens a view of what a container writes from now on. Its reader may lag
-// behind by 1 MiB of each stream; when it lags more, the view ends with ErrSlow,
-// for neither the log nor other views wait for it. ErrNotFound, ErrEnded,
-// ErrUnsupported, ErrUnavailable.
+// Attach opens a view of what a container writes from now on. Neither the log nor
+// other views wait for its reader: when that lags by more than about 8 MiB of a
+// stream, bytes are skipped until it has caught up half of them, and a line in
+// their place says how many. ErrNotFound, ErrEnded, ErrUnsupported,
+// ErrUnavailable.
 func (c *Client) Attach(ctx context.Context, id string, w Want) (*Attachment, error) {
 	ctx, cancel := context.WithTimeout(ctx, attachLimit)
 	defer cancel()
@@ -54,7 +55,7 @@ func (c *Client) Attach(ctx context.Context, id string, w Want) (*Attachment, er
 		if wanted := [2]bool{w.Stdout, w.Stderr}; !wanted[i] {
 			continue
 		}
-		r, fd, err := attachPipe()
+		r, fd, err := attachSocket()
 		if err != nil {
 			a.closeOutput()
 			return nil, err
@@ -107,14 +108,18 @@ func (a *Attachment) open(ctx context.Context, m *Message, fds []int) error {
 	return nil
 }
 
-// attachPipe makes a pipe of which the write end never blocks.
-func attachPipe() (read *os.File, write int, err error) {
-	var p [2]int
-	if err := unix.Pipe2(p[:], unix.O_CLOEXEC|unix.O_NONBLOCK); err != nil {
-		return nil, -1, fmt.Errorf("make pipe: %w", err)
+// attachSocket makes a pair of which the write end never blocks and takes up to
+// attachBuffer.
+func attachSocket() (read *os.File, write int, err error) {
+	p, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
+	if err != nil {
+		return nil, -1, fmt.Errorf("make socket pair: %w", err)
 	}
-	// A smaller one will do where the limit for pipes is reached.
-	_, _ = unix.FcntlInt(uintptr(p[1]), unix.F_SETPIPE_SZ, attachBuffer)
+	_ = unix.Shutdown(p[1], unix.SHUT_RD)
+	if unix.SetsockoptInt(p[1], unix.SOL_SOCKET, unix.SO_SNDBUFFORCE, attachBuffer) != nil {
+		// Without CAP_NET_ADMIN it is net.core.wmem_max, less but not wrong.
+		_ = unix.SetsockoptInt(p[1], unix.SOL_SOCKET, unix.SO_SNDBUF, attachBuffer)
+	}
 	return os.NewFile(uintptr(p[0]), "attach"), p[1], nil
 }
 
@@ -195,7 +200,8 @@ func (c *Client) dropStdinLocked(id string) {
 }
 
 // Wait waits until the attachment has ended by itself: nil when the container
-// has, ErrSlow, or ErrUnavailable when the monitor was lost.
+// has, ErrSlow when its last output was skipped, or ErrUnavailable when the
+// monitor was lost.
 func (a *Attachment) Wait(ctx context.Context) error {
 	select {
 	case <-a.ended:

@@ -14,7 +14,7 @@
 // was read from a container and is not in its log yet.
 //
 // An attachment is a client's view of a container's output: the monitor copies
-// to a pipe of the daemon's what it reads beside what it logs, and never waits
+// to a socket of the daemon's what it reads beside what it logs, and never waits
 // for it. Stdin and the terminal's size need no monitor: the daemon has them
 // parked.
 //
@@ -40,8 +40,9 @@ var (
 	ErrVersion = errors.New("monitor speaks another version")
 	// ErrUnsupported: the running monitor is older than what was asked of it.
 	ErrUnsupported = errors.New("the running monitor is of an older release and cannot do that")
-	// ErrSlow: the reader of an attachment left its pipe full.
-	ErrSlow = errors.New("the client reads more slowly than the container writes")
+	// ErrSlow: the reader of an attachment was too far behind to get the last
+	// output.
+	ErrSlow = errors.New("the client read too slowly, the last output was skipped")
 	// ErrProtocol: a message was malformed or too large.
 	ErrProtocol = errors.New("malformed message")
 )

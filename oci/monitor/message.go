@@ -33,7 +33,7 @@ const (
 	OpAdopt    = "adopt"  // hands a container to a new monitor
 	OpReopen   = "reopen" // reopens a container's log
 	OpForget   = "forget" // drops an ended container
-	OpAttach   = "attach" // copies output to the pipes FDStdout and FDStderr that come along
+	OpAttach   = "attach" // copies output to the sockets FDStdout and FDStderr that come along
 	OpDetach   = "detach" // ends that attachment
 	OpStdin    = "closestdin"
 	OpAnswer   = "answer"

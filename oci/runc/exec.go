@@ -25,6 +25,10 @@ const (
 	// drainLimit is how long output is read after the main process has ended
 	// while a child holds the pipes.
 	drainLimit = 200 * time.Millisecond
+	// startGrace is how much longer the binary may take to start an exec that is
+	// over already. Killing it would leave its own children behind as zombies in
+	// the container, which cannot end before they are reaped.
+	startGrace = 5 * time.Second
 	// killLimit is how long the processes of a timed-out exec may take to die.
 	killLimit = 5 * time.Second
 )
@@ -159,7 +163,15 @@ func (x *running) spawn(ctx context.Context, cmd *exec.Cmd) error {
 	if err != nil {
 		return fmt.Errorf("%w: %w", errSpawn, &oci.ExecError{Args: cmd.Args, ExitCode: -1, Err: err})
 	}
-	stop := context.AfterFunc(ctx, func() { _ = cmd.Process.Kill() })
+	over := make(chan struct{})
+	defer close(over)
+	stop := context.AfterFunc(ctx, func() {
+		select {
+		case <-over:
+		case <-time.After(startGrace):
+			_ = cmd.Process.Kill()
+		}
+	})
 	defer stop()
 	return cmd.Wait()
 }
