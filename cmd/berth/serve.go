@@ -50,7 +50,9 @@ func serve(cfg config.Config) error {
 	}
 	logrus.SetLevel(level)
 	log := logrus.NewEntry(logrus.StandardLogger())
-	quietKlog(log)
+	if err := quietKlog(log); err != nil {
+		return err
+	}
 	notify := takeNotify()
 
 	monitor.DefaultThreadSignals()

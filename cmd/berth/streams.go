@@ -2,9 +2,11 @@ package main
 
 import (
 	"crypto/tls"
+	"flag"
 	"fmt"
 	"net"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/sirupsen/logrus"
@@ -36,11 +38,19 @@ func listenStreams(c config.Streaming) (*streaming.Server, error) {
 type debugLog struct{ log *logrus.Entry }
 
 func (d debugLog) Write(b []byte) (int, error) {
-	d.log.Debug(string(b))
+	d.log.Debug(strings.TrimSpace(string(b)))
 	return len(b), nil
 }
 
-func quietKlog(log *logrus.Entry) {
-	klog.LogToStderr(false)
+// quietKlog keeps klog off the daemon's standard error.
+func quietKlog(log *logrus.Entry) error {
+	flags := flag.NewFlagSet("klog", flag.ContinueOnError)
+	klog.InitFlags(flags)
+	for name, value := range map[string]string{"logtostderr": "false", "one_output": "true", "stderrthreshold": "FATAL", "skip_headers": "true"} {
+		if err := flags.Set(name, value); err != nil {
+			return fmt.Errorf("set klog's %s: %w", name, err)
+		}
+	}
 	klog.SetOutput(debugLog{log})
+	return nil
 }

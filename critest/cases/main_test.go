@@ -15,9 +15,11 @@ import (
 	"testing"
 	"time"
 
+	"github.com/go-logr/logr"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+	"k8s.io/klog/v2"
 
 	"berth/critest/images"
 	"berth/critest/node"
@@ -44,6 +46,7 @@ func TestMain(m *testing.M) {
 }
 
 func setUp(m *testing.M) (int, error) {
+	klog.SetLogger(logr.Discard()) // client-go tells of every session that is cut off
 	if err := node.Isolate(); err != nil {
 		return 0, err
 	}

@@ -40,7 +40,10 @@ func (x *session) serveCommand(w Want, command Command) {
 		streams.Resize = sizes(c.resize)
 	}
 	code, err := command(x.ctx, streams)
-	if x.ctx.Err() == nil {
+	if err != nil && x.serverClosed() {
+		err = ErrClosed
+	}
+	if x.ctx.Err() == nil || x.serverClosed() {
 		statusOf(code, err).write(c.status, c.structured)
 	}
 	c.finish()

@@ -123,12 +123,23 @@ func TestCloseEndsSessions(t *testing.T) {
 	run, begun := announced(wait)
 	c := must(dialSPDY(t, must(s.Attach(Want{Stdout: true}, run))(t), "v4.channel.k8s.io"))(t)
 	defer c.Close()
-	open(t, c, "error", "stdout")
+	st := open(t, c, "error", "stdout")
+	ws, _, err := dialSocket(t, must(s.Attach(Want{Stdin: true, Stdout: true}, wait))(t), "v5.channel.k8s.io")
+	if err != nil {
+		t.Fatal(err)
+	}
 	to := must(s.Attach(Want{Stdout: true}, run))(t)
 	_ = await(t, "the command runs", begun)
 	s.Close()
-	if len(ended) != 1 {
-		t.Error("Close returned before the command had ended")
+	if got := decode(t, readAll(t, st["error"])); got.Status != "Failure" || got.Message != ErrClosed.Error() {
+		t.Errorf("the client is told %+v", got)
+	}
+	if got, err := messages(ws); err != nil || decode(t, got[3]).Message != ErrClosed.Error() {
+		t.Errorf("the other client is told %q, %v", got, err)
+	}
+	_ = ws.Close()
+	if len(ended) != 2 {
+		t.Error("Close returned before the commands had ended")
 	}
 	if _, err := dialSPDY(t, to, "v4.channel.k8s.io"); err == nil {
 		t.Error("a closed server answers")

@@ -22,7 +22,7 @@ var (
 	// ErrTooMany: more URLs are waiting for their clients than the server keeps.
 	ErrTooMany = errors.New("too many streaming URLs wait for a client")
 	// ErrClosed: the server was closed.
-	ErrClosed = errors.New("streaming server is closed")
+	ErrClosed = errors.New("berth is stopping")
 )
 
 // Limits that no operator needs to choose.
@@ -57,7 +57,7 @@ type Server struct {
 	base    url.URL
 	http    *http.Server
 	ctx     context.Context // of all sessions
-	end     context.CancelFunc
+	end     context.CancelCauseFunc
 	tickets tickets
 
 	mu       sync.Mutex
@@ -78,7 +78,7 @@ func New(o Options) (*Server, error) {
 		return nil, fmt.Errorf("listen for streaming: %w", err)
 	}
 	s := &Server{o: o, served: make(chan struct{}), tickets: tickets{lifetime: o.Lifetime, open: map[string]ticket{}}}
-	s.ctx, s.end = context.WithCancel(context.Background())
+	s.ctx, s.end = context.WithCancelCause(context.Background())
 	s.base = url.URL{Scheme: "http", Host: dialable(l.Addr().(*net.TCPAddr))}
 	if o.TLS != nil {
 		s.base.Scheme = "https"
@@ -116,13 +116,13 @@ func (s *Server) Sessions() int {
 	return s.open
 }
 
-// Close ends every session, as if its client had gone, and returns when they
-// are over. Idempotent.
+// Close ends every session, tells its client so, and returns when they are over.
+// Idempotent.
 func (s *Server) Close() {
 	s.mu.Lock()
 	s.closed = true
 	s.mu.Unlock()
-	s.end()
+	s.end(ErrClosed)
 	_ = s.http.Close()
 	<-s.served
 	s.sessions.Wait()

@@ -23,6 +23,10 @@ var (
 	errIdle = errors.New("the session was idle for too long")
 )
 
+// farewellLimit is how long a client may take to hear why its session ends with
+// the server.
+const farewellLimit = 2 * time.Second
+
 // watchEvery is how often a connection is asked whether its client is there,
 // for nobody may be reading from it.
 const watchEvery = time.Second
@@ -37,6 +41,10 @@ type session struct {
 	conn    *conn // nil until it is taken over
 	watcher sync.WaitGroup
 }
+
+// serverClosed tells whether the session ends since the server does. The
+// connection is still there then, to say so.
+func (x *session) serverClosed() bool { return context.Cause(x.ctx) == ErrClosed }
 
 // close releases the connection. What still reads or writes fails.
 func (x *session) close() {
@@ -64,7 +72,13 @@ func (t *takeover) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 	c := &conn{Conn: raw, gone: x.end}
 	c.used.Store(time.Now().UnixNano())
 	x.conn = c
-	context.AfterFunc(x.ctx, func() { _ = c.Close() })
+	context.AfterFunc(x.ctx, func() {
+		if x.serverClosed() {
+			time.AfterFunc(farewellLimit, func() { _ = c.Close() })
+			return
+		}
+		_ = c.Close()
+	})
 	x.watcher.Go(func() { c.watch(x.ctx, x.s.o.Idle) })
 	var from io.Reader = c
 	if n := rw.Reader.Buffered(); n > 0 {

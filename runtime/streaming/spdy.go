@@ -33,7 +33,9 @@ func (x *session) spdyChannels(w Want) *channels {
 		case <-sc.CloseChan():
 			x.end(errGone)
 		case <-x.ctx.Done():
-			_ = sc.Close()
+			if !x.serverClosed() {
+				_ = sc.Close()
+			}
 		}
 	})
 	ctx, cancel := context.WithTimeout(x.ctx, creationLimit)
