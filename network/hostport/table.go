@@ -230,13 +230,18 @@ func (m *Manager) write(next content) error {
 // replace makes the table anew with all that it has to hold, or removes it when
 // that is nothing, in one transaction: packets see the old one or the new one.
 func (m *Manager) replace(next content) error {
+	there, err := m.tableExists()
+	if err != nil {
+		return fmt.Errorf("%w: %w", ErrUnavailable, err)
+	}
 	c, err := connect()
 	if err != nil {
 		return fmt.Errorf("%w: %w", ErrUnavailable, err)
 	}
 	t := m.table()
-	c.AddTable(t) // so that there is one to delete
-	c.DelTable(t)
+	if there { // a transaction that also deletes takes the kernel twice as long
+		c.DelTable(t)
+	}
 	if !next.empty() {
 		c.AddTable(t)
 		if err := m.build(c, t, next); err != nil {
