@@ -3,6 +3,7 @@ package cases
 import (
 	"archive/tar"
 	"fmt"
+	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
@@ -159,6 +160,54 @@ func (e *env) processDir(command string) string {
 	}
 	e.Fatalf("no process %q in %q", command, e.Processes())
 	return ""
+}
+
+// The usual confinement holds in a user namespace too.
+func TestUserNamespaceConfined(t *testing.T) {
+	e := startMapped(t)
+	config := e.mapped(200000)
+	c := inPod(command("c", "sleep 1000"), config)
+	sc := c.Linux.SecurityContext
+	sc.ReadonlyRootfs, sc.NoNewPrivs = true, true
+	sc.Capabilities = &cri.Capability{DropCapabilities: []string{"ALL"}}
+	sc.Seccomp = &cri.SecurityProfile{ProfileType: cri.SecurityProfile_RuntimeDefault}
+	sc.MaskedPaths, sc.ReadonlyPaths = []string{"/proc/timer_list", "/sys/firmware"}, []string{"/proc/sys"}
+	id := e.startContainer(e.run(config), c, config)
+	for script, want := range map[string]string{
+		"touch /x 2>/dev/null || echo no; cat /proc/timer_list":                            "no",
+		"grep -E 'CapEff|NoNewPrivs|Seccomp:' /proc/self/status":                           "CapEff: 0000000000000000 NoNewPrivs: 1 Seccomp: 2",
+		"grep -c ' /proc/sys .* ro,' /proc/mounts; ls /sys/firmware":                       "1",
+		"echo x >/dev/shm/x && cat /dev/shm/x; echo y >>/etc/hosts 2>/dev/null || echo no": "x no",
+	} {
+		if got := strings.Join(strings.Fields(e.exec(id, script)), " "); got != want {
+			t.Errorf("%s: %q, want %q", script, got, want)
+		}
+	}
+}
+
+// What berth does in a pod's network from outside works on one that belongs to a
+// user namespace: host ports, statistics.
+func TestUserNamespaceNetwork(t *testing.T) {
+	e := startMapped(t)
+	e.pull(images.Nginx)
+	config := e.mapped(200000)
+	config.PortMappings = []*cri.PortMapping{{HostPort: 18083, ContainerPort: 80}}
+	pod := e.run(config)
+	c := inPod(command("c", "true"), config)
+	c.Image.Image, c.Command = images.Nginx, nil
+	e.startContainer(pod, c, config)
+	e.eventually("an answer at the host port", func() bool {
+		res, err := http.Get("http://127.0.0.1:18083/")
+		if err != nil {
+			return false
+		}
+		defer res.Body.Close()
+		return res.StatusCode == http.StatusOK
+	})
+	s, err := e.rt.PodSandboxStats(e.ctx, &cri.PodSandboxStatsRequest{PodSandboxId: pod})
+	if err != nil || s.GetStats().GetLinux().GetNetwork().GetDefaultInterface().GetRxBytes().GetValue() == 0 {
+		t.Errorf("statistics of the pod's network: %v, %v", s.GetStats().GetLinux().GetNetwork(), err)
+	}
 }
 
 // A user of the pod who is not root owns the streams, also of an exec.
@@ -417,9 +466,10 @@ func TestIDMappedMounts(t *testing.T) {
 		c := inPod(command("c", "sleep 1000"), config)
 		deep := withIDs(&cri.Mount{ContainerPath: "/deep", HostPath: filepath.Dir(memory), Readonly: true, RecursiveReadOnly: true}, other)
 		c.Mounts = []*cri.Mount{withIDs(&cri.Mount{ContainerPath: "/disk", HostPath: dir}, other),
+			withIDs(&cri.Mount{ContainerPath: "/file", HostPath: dir + "/root"}, other),
 			withIDs(&cri.Mount{ContainerPath: "/shallow", HostPath: filepath.Dir(memory), Readonly: true}, other), deep}
 		inside := e.startContainer(pod, c, config)
-		if got := e.exec(inside, "stat -c %u:%g /disk/root /disk/user /shallow"); strings.Join(strings.Fields(got), " ") != "3000:0 4000:65534 3000:0" {
+		if got := e.exec(inside, "stat -c %u:%g /disk/root /disk/user /shallow /file"); strings.Join(strings.Fields(got), " ") != "3000:0 4000:65534 3000:0 3000:0" {
 			t.Errorf("from %d: owners %q", id, got)
 		}
 		if got := e.exec(inside, "for d in /shallow /deep /deep/below; do touch $d/x 2>/dev/null && echo $d; done; true"); got != "" {

@@ -109,7 +109,7 @@ func withProcess(flags uintptr, m IDMaps, use func(task string) error) error {
 		},
 	})
 	if err != nil {
-		return fmt.Errorf("start a process in a new user namespace: %w", err)
+		return fmt.Errorf("start a process in a new user namespace: %w%s", err, hint(err))
 	}
 	err = use("/proc/" + strconv.Itoa(p.Pid))
 	if kerr := p.Kill(); kerr != nil && !errors.Is(kerr, os.ErrProcessDone) {
@@ -117,6 +117,17 @@ func withProcess(flags uintptr, m IDMaps, use func(task string) error) error {
 	}
 	_, werr := p.Wait()
 	return errors.Join(err, werr)
+}
+
+// hint names the setting that is the usual cause of an error.
+func hint(err error) string {
+	switch {
+	case errors.Is(err, unix.ENOSPC):
+		return " (the limit user.max_user_namespaces)"
+	case errors.Is(err, unix.EPERM):
+		return " (forbidden by kernel.yama.ptrace_scope 3, or by who started berth)"
+	}
+	return ""
 }
 
 // applyAsOwner sets a sysctl. The kernel lets the node's root, not root of the

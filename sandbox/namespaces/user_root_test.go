@@ -206,6 +206,15 @@ func TestNoProgramRunsInTheNamespace(t *testing.T) {
 	}
 }
 
+func TestErrorsNameTheSetting(t *testing.T) {
+	for err, word := range map[error]string{unix.ENOSPC: "user.max_user_namespaces", unix.EPERM: "ptrace_scope", unix.EINVAL: ""} {
+		got := hint(fmt.Errorf("fork: %w", err))
+		if !strings.Contains(got, word) || word == "" && got != "" {
+			t.Errorf("%v: %q, want %q in it", err, got, word)
+		}
+	}
+}
+
 func TestOpenUser(t *testing.T) {
 	leakcheck.Start(t)
 	f, err := OpenUser(*idMaps(200000, 10))
