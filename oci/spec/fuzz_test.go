@@ -48,13 +48,18 @@ func FuzzContainer(f *testing.F) {
 	}
 	full.Config.Envs = []*cri.KeyValue{{Key: "A", Value: []byte("b")}}
 	seed(full)
+	inside := base()
+	mapped(func(in *ContainerInput) {
+		in.Config.Mounts = []*cri.Mount{{ContainerPath: "/c", HostPath: "/h", UidMappings: []*cri.IDMapping{ids(0, 5, 5)}, GidMappings: []*cri.IDMapping{ids(0, 5, 5)}}}
+	})(&inside)
+	seed(inside)
 	f.Fuzz(func(t *testing.T, config, sandbox, image, profile []byte, v2 bool) {
 		in := base()
 		in.Config, in.Sandbox, in.Image = &cri.ContainerConfig{}, &cri.PodSandboxConfig{}, &ispec.Image{}
 		if proto.Unmarshal(config, in.Config) != nil || proto.Unmarshal(sandbox, in.Sandbox) != nil || json.Unmarshal(image, in.Image) != nil {
 			t.Skip("the fuzzed bytes are no CRI messages or image config")
 		}
-		in.Host.CgroupV2 = v2
+		in.Host.CgroupV2, in.Namespaces.User = v2, "/ns/user"
 		in.Resolved.MountSources = sources(in.Config)
 		in.Resolved.SeccompProfile = profile
 		translate(t, in)
@@ -100,9 +105,13 @@ func TestRandomRequests(t *testing.T) {
 	for seed := range int64(rounds) {
 		g := generator{rand.New(rand.NewSource(seed))}
 		in := base()
+		in.Namespaces.User = "/ns/user"
 		g.fill(in.Config.ProtoReflect(), 0)
 		g.fill(in.Sandbox.ProtoReflect(), 0)
 		in.Host.CgroupV2, in.Host.AppArmorEnabled = g.Intn(2) == 0, g.Intn(2) == 0
+		if g.Intn(2) == 0 {
+			g.inUserNamespace(&in)
+		}
 		in.Resolved.MountSources = sources(in.Config)
 		in.Resolved.SeccompProfile = []byte(`{"defaultAction":"SCMP_ACT_ALLOW"}`)
 		if translate(t, in) {
@@ -111,6 +120,23 @@ func TestRandomRequests(t *testing.T) {
 	}
 	if taken < rounds/100 {
 		t.Errorf("only %d of %d requests were taken: the stock of values is too wrong", taken, rounds)
+	}
+}
+
+// inUserNamespace puts a random request into a pod with a user namespace of 2000
+// ids, where nothing else forbids it.
+func (g generator) inUserNamespace(in *ContainerInput) {
+	o := inUserNamespace(ids(0, 200000, 2000))
+	o.Pid = cri.NamespaceMode_CONTAINER
+	if in.Sandbox.Linux == nil {
+		in.Sandbox.Linux = &cri.LinuxPodSandboxConfig{}
+	}
+	if in.Sandbox.Linux.SecurityContext == nil {
+		in.Sandbox.Linux.SecurityContext = &cri.LinuxSandboxSecurityContext{}
+	}
+	in.Sandbox.Linux.SecurityContext.NamespaceOptions = o
+	if sc := in.Config.GetLinux().GetSecurityContext(); sc != nil && g.Intn(4) > 0 {
+		sc.NamespaceOptions = o
 	}
 }
 
@@ -191,12 +217,38 @@ func checkRules(t *testing.T, in ContainerInput, spec *rspec.Spec) {
 	if spec.Linux.Resources.Devices[0].Allow && !privileged {
 		t.Error("all devices are allowed")
 	}
-	if len(spec.Linux.MaskedPaths)+len(spec.Linux.ReadonlyPaths) == 0 && !privileged {
+	ids, err := SandboxIDMap(in.Sandbox)
+	if err != nil {
+		t.Error(err)
+	}
+	checkUserNamespace(t, ids, spec)
+	if len(spec.Linux.MaskedPaths)+len(spec.Linux.ReadonlyPaths) == 0 && !privileged && ids == nil {
 		t.Error("/proc is not masked")
 	}
 	for _, c := range spec.Process.Capabilities.Inheritable {
 		if !slices.Contains(spec.Process.Capabilities.Ambient, c) {
 			t.Errorf("%s is inheritable", c)
+		}
+	}
+}
+
+// checkUserNamespace: a container is in its pod's user namespace or in none, and no
+// id of its process is outside of it.
+func checkUserNamespace(t *testing.T, ids *IDMap, spec *rspec.Spec) {
+	t.Helper()
+	joined := slices.Contains(spec.Linux.Namespaces, rspec.LinuxNamespace{Type: rspec.UserNamespace, Path: "/ns/user"})
+	if joined != (ids != nil) {
+		t.Errorf("user namespace joined: %v, wanted: %v", joined, ids != nil)
+	}
+	u := spec.Process.User
+	for _, gid := range append(u.AdditionalGids, u.GID) {
+		if ids.checkUserMapped("", int64(u.UID)) != nil || ids.checkGroupMapped("", int64(gid)) != nil {
+			t.Errorf("user %d with group %d is not mapped", u.UID, gid)
+		}
+	}
+	for _, m := range spec.Mounts {
+		if len(m.UIDMappings)+len(m.GIDMappings) > 0 && !slices.Contains(m.Options, "idmap") {
+			t.Errorf("mount %s has mappings and is not id-mapped", m.Destination)
 		}
 	}
 }
