@@ -105,9 +105,9 @@ func TestUpdateContainerResources(t *testing.T) {
 		`linux.cpu_quota "5"`: {CpuShares: 2048, CpuQuota: 5, CpuPeriod: 100000},
 		"4096":                {CpuShares: 2048, MemoryLimitInBytes: 4096},
 	} {
-		code := codes.Unknown // the kernel's or runc's refusal
-		if bad.CpuQuota != 0 {
-			code = codes.InvalidArgument
+		code := codes.InvalidArgument
+		if bad.MemoryLimitInBytes != 0 {
+			code = codes.Unknown // runc's refusal, which has no name
 		}
 		n.refused(word, update(bad), code, word)
 		if got := n.limits(id); got != now {
