@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"math/rand"
+	"path"
 	"slices"
 	"testing"
 
@@ -38,7 +39,8 @@ func FuzzContainer(f *testing.F) {
 	plain := base()
 	seed(plain)
 	full := base()
-	full.Config.Mounts = thirtyMounts()
+	full.Config.Mounts = append(thirtyMounts(), imageMount(func(m *cri.Mount) { m.ImageSubPath = "a/b" }))
+	full.Image.Config.Volumes = declares("/data", "/c/../d").Config.Volumes
 	full.Config.Linux = &cri.LinuxContainerConfig{
 		Resources: &cri.LinuxContainerResources{MemoryLimitInBytes: 5, CpusetCpus: "0-1", Unified: map[string]string{"a.b": "c"}},
 		SecurityContext: &cri.LinuxContainerSecurityContext{
@@ -62,6 +64,16 @@ func FuzzContainer(f *testing.F) {
 		in.Host.CgroupV2, in.Namespaces.User = v2, "/ns/user"
 		in.Resolved.MountSources = sources(in.Config)
 		in.Resolved.SeccompProfile = profile
+		volumes, err := DeclaredVolumes(in.Image, in.Config.GetMounts())
+		if err != nil && !hasKind(err) {
+			t.Fatalf("an error without a kind: %v", err)
+		}
+		for _, v := range volumes {
+			if path.Clean(v) != v || !path.IsAbs(v) || v == "/" {
+				t.Errorf("a volume at %q", v)
+			}
+			in.Resolved.Volumes = append(in.Resolved.Volumes, Volume{Path: v, Source: "/rootfs" + v})
+		}
 		translate(t, in)
 	})
 }

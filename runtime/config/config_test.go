@@ -75,6 +75,7 @@ func TestRefusals(t *testing.T) {
 		"long socket":          {"socket = '/" + strings.Repeat("s", 110) + "'\n", `key "socket"`},
 		"log level":            {"log_level = 'loud'\n", `key "log_level": "loud"`},
 		"no such handler":      {"[runtime]\ndefault_handler = 'kata'\n", `"kata"`},
+		"missing host path":    {"[runtime]\nmissing_host_path = 'ignore'\n", `key "runtime.missing_host_path": "ignore"`},
 		"zero downloads":       {"[image]\nmax_concurrent_downloads = 0\n", "image.max_concurrent_downloads"},
 		"soft over hard":       {"[runtime]\nnofile_soft = 10\nnofile_hard = 5\n", "nofile_soft"},
 		"relative policy":      {"[image]\npolicy = 'p.json'\n", "image.policy"},
