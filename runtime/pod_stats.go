@@ -2,9 +2,7 @@ package runtime
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"os"
 	"path"
 	"path/filepath"
 	"time"
@@ -199,7 +197,7 @@ func (s *Service) networks(pods []*sandbox.Sandbox) map[string]*stats.Network {
 		switch {
 		case err == nil:
 			out[ids[i]] = &n
-		case !errors.Is(err, os.ErrNotExist): // that one is being stopped
+		case s.alive(ids[i]): // else it is being stopped
 			s.warn(logrus.Fields{"sandbox": ids[i], logrus.ErrorKey: err}, "statistics leave out a network that cannot be measured")
 		}
 	})
