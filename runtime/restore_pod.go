@@ -89,6 +89,9 @@ func (s *Service) readCheckpoint(ctx context.Context, req *cri.RestorePodRequest
 		return nil, fmt.Errorf("%w: runtime_handler %q: the checkpoint was made with %q", errInvalid, req.GetRuntimeHandler(), pod.Handler)
 	}
 	wanted := &sandbox.Sandbox{Config: sandbox.Config[*cri.PodSandboxConfig]{Message: req.GetConfig()}}
+	if podIDs(wanted) != nil {
+		return nil, fmt.Errorf("%w: config.linux.security_context.namespace_options.userns_options.mode %q: no checkpoint is made in a user namespace", errInvalid, cri.NamespaceMode_POD)
+	}
 	if text := namespacesText(wanted.Namespaces()); text != pod.Namespaces {
 		return nil, fmt.Errorf("%w: config.linux.security_context.namespace_options: %s, but the checkpoint was made with %s", errInvalid, text, pod.Namespaces)
 	}

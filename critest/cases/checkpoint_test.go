@@ -152,6 +152,10 @@ func TestB47(t *testing.T) {
 	e.refused("other containers", restore(write(strings.Replace(good, `"name":"main"`, `"name":"else"`, 1)), nil), codes.InvalidArgument, "container_configs", "else")
 	e.refused("another handler", restore(write(strings.Replace(good, `"runc"`, `"kata"`, 1)), nil), codes.InvalidArgument, "runtime_handler", "kata")
 	e.refused("other namespaces", restore(write(strings.Replace(good, `network=POD`, `network=NODE`, 1)), nil), codes.InvalidArgument, "namespace_options")
+	e.refused("a user namespace", restore(write(good), func(r *cri.RestorePodRequest) {
+		r.Config = e.sandbox()
+		r.Config.Linux.SecurityContext.NamespaceOptions.UsernsOptions = shifted(200000)
+	}), codes.InvalidArgument, "userns_options", "checkpoint")
 	e.refused("an option", restore(write(good), func(r *cri.RestorePodRequest) { r.Options = map[string]string{"x": "y"} }), codes.InvalidArgument, `options "x"`)
 	e.refused("no containers", restore(write(good), func(r *cri.RestorePodRequest) { r.ContainerConfigs = nil }), codes.InvalidArgument, "container_configs")
 	e.refused("a container twice", restore(write(good), func(r *cri.RestorePodRequest) {

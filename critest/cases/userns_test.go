@@ -185,6 +185,24 @@ func TestUserNamespaceConfined(t *testing.T) {
 	}
 }
 
+// A debug container sees the processes of the one that it is to look at.
+func TestUserNamespaceDebugContainer(t *testing.T) {
+	e := startMapped(t)
+	config := e.mapped(200000)
+	pod := e.run(config)
+	target := e.startContainer(pod, inPod(command("c", "exec sleep 4242"), config), config)
+	c := command("debug", "cat /proc/*/cmdline | tr '\\0' ' '")
+	c.Linux.SecurityContext.NamespaceOptions = &cri.NamespaceOption{
+		Pid: cri.NamespaceMode_TARGET, TargetId: target, UsernsOptions: config.Linux.SecurityContext.NamespaceOptions.UsernsOptions,
+	}
+	e.eventually("the program of the target runs", func() bool {
+		return strings.Contains(strings.Join(e.Processes(), " "), "sleep 4242")
+	})
+	if got := e.output(pod, c, config); !strings.Contains(got, "sleep 4242") {
+		t.Errorf("the debug container sees %q", got)
+	}
+}
+
 // What berth does in a pod's network from outside works on one that belongs to a
 // user namespace: host ports, statistics.
 func TestUserNamespaceNetwork(t *testing.T) {
