@@ -33,6 +33,9 @@ var (
 )
 
 func TestMain(m *testing.M) {
+	if launchedByDaemon() {
+		os.Exit(runLaunched())
+	}
 	code, err := setUp(m)
 	if errors.Is(err, node.ErrNotRoot) {
 		fmt.Println("skipped: the cases start containers, which", err)
@@ -105,6 +108,13 @@ func startFor(t *testing.T, o node.Options, limit time.Duration) *env {
 		}
 	})
 	return &env{T: t, Node: n, ctx: ctx, rt: n.Runtime(), im: n.Images()}
+}
+
+// sub is the same node for a subtest.
+func (e *env) sub(t *testing.T) *env {
+	inner := *e
+	inner.T = t
+	return &inner
 }
 
 // pull pulls a reference and returns the id that came back.
