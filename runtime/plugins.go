@@ -23,6 +23,9 @@ import (
 // evictionGrace is how long a container that an NRI plugin evicts has to end.
 const evictionGrace = 30 * time.Second
 
+// pluginUpdateLimit bounds one update of a container that an NRI plugin asks for.
+const pluginUpdateLimit = 10 * time.Second
+
 // StartPlugins opens NRI where the configuration has it on: plugins learn what
 // Restore found. To be called after Restore and before the service is served;
 // Close ends it. A socket that another process listens on is refused.
@@ -208,7 +211,7 @@ func (n pluginNode) UpdateContainer(ctx context.Context, u nri.Update) error {
 		return err
 	}
 	defer open()
-	bounded, cancel := context.WithTimeout(ctx, killPatience)
+	bounded, cancel := context.WithTimeout(ctx, pluginUpdateLimit)
 	defer cancel()
 	return n.s.updateResources(bounded, u)
 }

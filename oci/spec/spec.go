@@ -11,7 +11,7 @@
 //
 // It does not own the specification's file (oci.WriteBundle) nor anything that
 // is done with it (oci/runc). The specification is output only: no other part
-// of berth reads it back to learn a fact.
+// of berth reads it back to learn a fact (NRI plugins are shown it).
 //
 // Terms: the "config" is the CRI ContainerConfig, the "image" the OCI image
 // configuration, a "default mount" is one that every container gets, a

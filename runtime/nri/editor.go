@@ -87,7 +87,7 @@ func (e *editor) hooks() *rspec.Hooks {
 
 func (e *editor) AddPreStartHook(h rspec.Hook) {
 	hooks := e.hooks()
-	hooks.Prestart = append(hooks.Prestart, h) //nolint:staticcheck // deprecated, but NRI and OCI runtimes still have it
+	hooks.Prestart = append(hooks.Prestart, h) // deprecated, but NRI and OCI runtimes still have it
 }
 
 func (e *editor) AddPostStartHook(h rspec.Hook) {
