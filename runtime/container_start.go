@@ -57,11 +57,7 @@ func (s *Service) startContainer(ctx context.Context, id string) error {
 		return err
 	}
 	s.starts.begin(id)
-	defer func() {
-		if e := s.starts.end(id); e != nil {
-			s.Exited(*e)
-		}
-	}()
+	defer s.endStart(id)
 	at := time.Now().UnixNano()
 	err = s.plugins.StartContainer(ctx, id)
 	switch {
@@ -81,8 +77,17 @@ func (s *Service) startContainer(ctx context.Context, id string) error {
 	if err != nil {
 		s.Log.WithError(err).WithField("container", id).Warn("record of a started container")
 	}
+	s.endStart(id) // an end waits for the record, not for plugins
 	s.plugins.PostStartContainer(ctx, id)
 	return nil
+}
+
+// endStart lets ends of a container be recorded again, first of all the one that
+// came meanwhile. Idempotent.
+func (s *Service) endStart(id string) {
+	if e := s.starts.end(id); e != nil {
+		s.Exited(*e)
+	}
 }
 
 func (s *Service) startFailed(c *sandbox.Container, at int64, cause error) {
