@@ -28,7 +28,7 @@ ROOT_FILES    = $(shell find . -name '*_root_test.go' -not -path './critest/*' -
 ROOT_TESTS    = ^($(shell cat /dev/null $(ROOT_FILES) | grep -oE '^func (Test|Fuzz)[A-Za-z0-9_]+' | cut -c6- | sort -u | paste -sd'|'))$$
 ROOT_PACKAGES = $(sort $(dir $(ROOT_FILES)))
 
-.PHONY: help deps build demo test unit root critest cases bench golden fuzz guest lint install clean
+.PHONY: help deps build demo test unit root critest cases crash bench golden fuzz guest lint install clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -99,10 +99,10 @@ demo: deps build parts
 	go build -o $(BIN)/berth-demo ./demo
 	exec $(BIN)/berth-demo
 
-test: ## everything below that fits in a few minutes: unit, root, cases, critest
+test: ## everything below that fits in a few minutes: unit, root, cases, critest, some of crash
 test: deps build parts
 	@failed=() took=()
-	for part in unit root cases critest; do
+	for part in unit root cases critest 'crash SAMPLE=24'; do
 	  echo; echo "== make $$part"
 	  begin=$$SECONDS
 	  $(MAKE) --no-print-directory $$part || failed+=($$part)
@@ -144,6 +144,16 @@ critest: build parts
 	go build -o $(BIN)/berth-conformance ./conformance
 	$(BIN)/berth-conformance
 	exec $(BIN)/berth-conformance -websocket -focus Streaming
+
+SAMPLE ?= 0
+crash: ## kill daemon and monitor at every step of every request; SAMPLE=N takes N points (needs root)
+crash: build parts
+	@mkdir -p $(BIN)/faults
+	go build -ldflags '-s -w -X main.version=$(VERSION)' -tags 'containers_image_openpgp faults' -o $(BIN)/faults/berth ./cmd/berth
+	cp $(BIN)/berth-monitor $(BIN)/faults/berth-monitor
+	cd critest
+	go build -o $(BIN)/berth-crash ./crash
+	BERTH_BIN=$(BIN)/faults exec $(BIN)/berth-crash -sample $(SAMPLE)
 
 bench: ## times and memory against bare runc, CNI plugins and tar (needs root)
 bench: build parts

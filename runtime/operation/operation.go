@@ -43,9 +43,10 @@ type Step struct {
 func (o *Operation) Step(name string) {
 	now := time.Now()
 	o.mu.Lock()
-	defer o.mu.Unlock()
 	o.finish(now)
 	o.step, o.since = name, now
+	o.mu.Unlock()
+	reached(o.Verb, name)
 }
 
 func (o *Operation) finish(now time.Time) {
