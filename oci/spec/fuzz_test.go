@@ -120,7 +120,8 @@ func TestRandomRequests(t *testing.T) {
 		in.Namespaces.User = "/ns/user"
 		g.fill(in.Config.ProtoReflect(), 0)
 		g.fill(in.Sandbox.ProtoReflect(), 0)
-		in.Host.CgroupV2, in.Host.AppArmorEnabled = g.Intn(2) == 0, g.Intn(2) == 0
+		in.Host.CgroupV2, in.Host.AppArmorEnabled, in.Host.SELinuxEnabled = g.Intn(2) == 0, g.Intn(2) == 0, g.Intn(2) == 0
+		in.Options.AppArmorDefault = []string{"", "berth-default"}[g.Intn(2)]
 		if g.Intn(2) == 0 {
 			g.inUserNamespace(&in)
 		}
@@ -156,7 +157,7 @@ func (g generator) inUserNamespace(in *ContainerInput) {
 type generator struct{ *rand.Rand }
 
 var (
-	stockStrings = []string{"", "/a", "/a/b", "/dev/x", "r", "KILL", "CAP_CHOWN", "0-1", "2MB", "memory.max", "runtime/default", "localhost//p", "x\x00"}
+	stockStrings = []string{"", "/a", "/a/b", "/dev/x", "r", "KILL", "CAP_CHOWN", "0-1", "2MB", "memory.max", "runtime/default", "localhost//p", "v.test/c=d", "container_t", "noexec", "x\x00"}
 	stockNumbers = []int64{0, 0, 0, 1, 2, 1000, 4096, 100000, -1, 1 << 31}
 )
 
@@ -236,6 +237,9 @@ func checkRules(t *testing.T, in ContainerInput, spec *rspec.Spec) {
 	checkUserNamespace(t, ids, spec)
 	if len(spec.Linux.MaskedPaths)+len(spec.Linux.ReadonlyPaths) == 0 && !privileged && ids == nil {
 		t.Error("/proc is not masked")
+	}
+	if profile := spec.Process.ApparmorProfile; profile != "" && (privileged || !in.Host.AppArmorEnabled) {
+		t.Errorf("AppArmor profile %q", profile)
 	}
 	for _, c := range spec.Process.Capabilities.Inheritable {
 		if !slices.Contains(spec.Process.Capabilities.Ambient, c) {
