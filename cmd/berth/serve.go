@@ -145,9 +145,12 @@ func assemble(ctx context.Context, cfg config.Config, log *logrus.Entry) (*assem
 	}
 	if parts.Host.AppArmorEnabled {
 		parts.AppArmor = apparmor.New()
-		if err := parts.AppArmor.Load(); err != nil {
-			log.WithError(err).Warn("the default AppArmor profile of this version is not in force")
-		}
+		// Beside the rest of the start: the first container waits for it, nobody else.
+		go func(profile *apparmor.Default) {
+			if err := profile.Load(); err != nil {
+				log.WithError(err).Warn("the default AppArmor profile of this version is not in force")
+			}
+		}(parts.AppArmor)
 	}
 	if cfg.Runtime.SELinux {
 		parts.SELinux, err = selinux.Open()

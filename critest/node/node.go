@@ -37,7 +37,8 @@ var ErrLeak = errors.New("left behind")
 // maxMessage is the kubelet's limit for one message.
 const maxMessage = 16 << 20
 
-// readyTimeout bounds the wait for a daemon to answer after its start.
+// readyTimeout bounds the wait for a daemon to answer after its start, on a
+// machine of ordinary speed.
 const readyTimeout = 20 * time.Second
 
 // serial numbers the nodes of one process, for subnets and bridge names.
@@ -181,7 +182,7 @@ func (n *Node) Launch(ctx context.Context) error {
 
 // wait polls Status until the daemon answers and lacks nothing.
 func (n *Node) wait(ctx context.Context, lacks func(*cri.RuntimeStatus) error) error {
-	ctx, cancel := context.WithTimeout(ctx, readyTimeout)
+	ctx, cancel := context.WithTimeout(ctx, leakcheck.Patience(readyTimeout))
 	defer cancel()
 	for {
 		call, stop := context.WithTimeout(ctx, time.Second)

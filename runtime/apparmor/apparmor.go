@@ -23,6 +23,7 @@ type Default struct {
 	install func(name string) error
 	loaded  func(name string) (bool, error)
 
+	loading sync.Mutex // held while apparmor_parser runs
 	mu      sync.Mutex
 	problem error // why it is not in the kernel, guarded by mu
 }
@@ -36,39 +37,48 @@ func New() *Default {
 // the name. It runs apparmor_parser and waits for it. After an error an older
 // text may be in force; Problem tells whether none is.
 func (d *Default) Load() error {
-	d.mu.Lock()
-	defer d.mu.Unlock()
+	d.loading.Lock()
+	defer d.loading.Unlock()
 	return d.load()
 }
 
-// load is called with mu held.
+// load is called with loading held.
 func (d *Default) load() error {
 	err := d.install(Name)
-	d.problem = nil
 	if err == nil {
+		d.set(nil)
 		return nil
 	}
 	err = fmt.Errorf("load AppArmor profile %s: %w", Name, err)
-	if there, listErr := d.loaded(Name); listErr != nil || !there {
-		d.problem = err
+	if there, listErr := d.loaded(Name); listErr == nil && there {
+		d.set(nil)
+	} else {
+		d.set(err)
 	}
 	return err
 }
 
-// Ensure sees to it that the profile is there, also after somebody has unloaded
-// it, as cleaning tools do. It only reads a list when it is. Idempotent.
-func (d *Default) Ensure() error {
+func (d *Default) set(problem error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	d.problem = problem
+}
+
+// Ensure sees to it that the profile is there, also after somebody has unloaded
+// it, as cleaning tools do. It only reads a list when it is, and waits for a Load
+// in progress. Idempotent.
+func (d *Default) Ensure() error {
+	d.loading.Lock()
+	defer d.loading.Unlock()
 	if there, err := d.loaded(Name); err == nil && there {
-		d.problem = nil
+		d.set(nil)
 		return nil
 	}
 	return d.load()
 }
 
 // Problem is why the profile was not in the kernel when it was last looked for,
-// nil if it was.
+// nil if it was. It waits for nothing.
 func (d *Default) Problem() error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
