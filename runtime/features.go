@@ -61,7 +61,8 @@ func (s *Service) kernelAbilities() abilities {
 		a.userNamespaces, a.userVolumes = err, err
 		return a
 	}
-	if err := rootfs.CheckIDMap(s.Config.Root, userNS); err != nil {
+	// Layers may lie on a disk of their own.
+	if err := rootfs.CheckIDMap(filepath.Join(s.Config.Root, "images"), userNS); err != nil {
 		a.userNamespaces, a.userVolumes = err, err
 		return a
 	}

@@ -6,7 +6,9 @@
 // layers, and it decides nothing about what a container sees inside.
 //
 // Terms: lower, one read-only layer; upper, the container's own changes; work,
-// overlay's scratch space on the same filesystem as upper.
+// overlay's scratch space on the same filesystem as upper; shifted, said of a
+// layer whose files show with the ids of a user namespace (an id-mapped mount).
+// The files themselves stay as they are and are shared.
 //
 // Mounts are volatile: the kernel does not write the upper directory back when
 // a container syncs or when the mount goes away. Nothing is lost by it that
