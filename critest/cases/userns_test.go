@@ -9,6 +9,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
@@ -535,4 +536,43 @@ func TestUserNamespaceOutlivesTheDaemon(t *testing.T) {
 		t.Errorf("statistics: %v, %v", stats, err)
 	}
 	e.removePod(pod)
+}
+
+// A daemon that is killed at any moment of the birth of a pod and its container, or
+// of their end, leaves nothing behind that the next one does not take away; the
+// node's leak check has the last word.
+func TestUserNamespaceAtAKilledDaemon(t *testing.T) {
+	e := startMapped(t)
+	for i := range 12 {
+		config := pidMode(e.mapped(200000), []cri.NamespaceMode{cri.NamespaceMode_CONTAINER, cri.NamespaceMode_POD}[i%2])
+		rt, over := e.rt, make(chan struct{})
+		go func() {
+			defer close(over)
+			pod, err := rt.RunPodSandbox(e.ctx, &cri.RunPodSandboxRequest{Config: config})
+			if err != nil {
+				return // the daemon is dead
+			}
+			c := inPod(command("c", "sleep 1000"), config)
+			_, _ = rt.CreateContainer(e.ctx, &cri.CreateContainerRequest{PodSandboxId: pod.GetPodSandboxId(), Config: c, SandboxConfig: config})
+			_, _ = rt.RemovePodSandbox(e.ctx, &cri.RemovePodSandboxRequest{PodSandboxId: pod.GetPodSandboxId()})
+		}()
+		time.Sleep(time.Duration(i) * 25 * time.Millisecond)
+		if err := e.Kill(); err != nil {
+			t.Fatal(err)
+		}
+		<-over
+		if err := e.Launch(e.ctx); err != nil {
+			t.Fatal(err)
+		}
+		e.rt, e.im = e.Runtime(), e.Images()
+		if err := e.RemoveAll(e.ctx); err != nil {
+			t.Fatal(err)
+		}
+		e.empty(fmt.Sprintf("kill %d", i))
+		for _, dir := range []string{"namespaces", "sandboxes", "containers"} {
+			if list, err := os.ReadDir(filepath.Join(e.State(), dir)); err == nil && len(list) != 0 {
+				t.Errorf("after kill %d there is %v in %s", i, list, dir)
+			}
+		}
+	}
 }

@@ -1,6 +1,7 @@
 package namespaces
 
 import (
+	"bufio"
 	"errors"
 	"fmt"
 	"os"
@@ -204,6 +205,44 @@ func TestNoProgramRunsInTheNamespace(t *testing.T) {
 	if err != nil {
 		t.Error(err)
 	}
+}
+
+// TestKilledDaemonLeavesNoProcess kills a process, itself this test's binary, while
+// it holds a new user namespace: the one that it had started must go with it.
+func TestKilledDaemonLeavesNoProcess(t *testing.T) {
+	const inside = "BERTH_TEST_HOLD_USER_NAMESPACE"
+	if os.Getenv(inside) != "" {
+		err := onFreshThread(func() error {
+			return withProcess(unix.CLONE_NEWUSER, *idMaps(200000, 10), func(task string) error {
+				fmt.Println(task)
+				select {}
+			})
+		})
+		t.Fatal(err)
+	}
+	leakcheck.Start(t)
+	daemon := exec.Command("/proc/self/exe", "-test.run=^"+t.Name()+"$")
+	daemon.Env = append(os.Environ(), inside+"=1")
+	out, err := daemon.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := daemon.Start(); err != nil {
+		t.Fatal(err)
+	}
+	task, err := bufio.NewReader(out).ReadString('\n')
+	task = strings.TrimSpace(task)
+	if _, serr := os.Stat(task); err != nil || serr != nil || !strings.HasPrefix(task, "/proc/") {
+		t.Errorf("no process: %q, %v, %v", task, err, serr)
+	}
+	if err := daemon.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	_ = daemon.Wait()
+	waitFor(t, "the end of "+task, func() bool {
+		state, err := os.ReadFile(task + "/stat")
+		return err != nil || strings.Contains(string(state), ") Z ")
+	})
 }
 
 func TestErrorsNameTheSetting(t *testing.T) {
