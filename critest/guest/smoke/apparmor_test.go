@@ -85,6 +85,9 @@ func TestAppArmorNotLoadable(t *testing.T) {
 	}
 	e := start(t)
 	pod, config := e.pod("aa", "")
+	// The first container waits until the daemon has loaded the profile.
+	before := e.container(pod, config, "before", "exec sleep 1000", object{})
+	e.check("with the parser", e.exec(before, "cat /proc/self/attr/current"), confined)
 	hidden := parser + ".hidden"
 	if err := os.Rename(parser, hidden); err != nil {
 		t.Fatal(err)
