@@ -54,21 +54,12 @@ type bench struct {
 }
 
 func (b *bench) run(ctx context.Context) (err error) {
-	deps, err := node.Deps()
+	stock, err := node.OpenStock()
 	if err != nil {
 		return err
 	}
-	parts, err := images.Load(deps)
-	if err != nil {
-		return err
-	}
-	if b.registry, err = registry.Start(); err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, b.registry.Close()) }()
-	if _, err := parts.Standard(b.registry); err != nil {
-		return err
-	}
+	b.registry = stock.Registry
+	defer func() { err = errors.Join(err, stock.Close()) }()
 	if b.node, err = node.Start(ctx, node.Options{Mirror: b.registry.Addr(), LogLevel: "info"}); err != nil {
 		return err
 	}

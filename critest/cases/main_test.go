@@ -53,20 +53,12 @@ func setUp(m *testing.M) (int, error) {
 	if err := node.Isolate(); err != nil {
 		return 0, err
 	}
-	deps, err := node.Deps()
+	stock, err := node.OpenStock()
 	if err != nil {
 		return 0, err
 	}
-	if parts, err = images.Load(deps); err != nil {
-		return 0, err
-	}
-	if reg, err = registry.Start(); err != nil {
-		return 0, err
-	}
-	defer reg.Close()
-	if _, err := parts.Standard(reg); err != nil {
-		return 0, err
-	}
+	defer stock.Close()
+	reg, parts = stock.Registry, stock.Parts
 	return m.Run(), nil
 }
 

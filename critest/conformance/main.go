@@ -23,9 +23,7 @@ import (
 
 	"github.com/onsi/ginkgo/v2/types"
 
-	"berth/critest/images"
 	"berth/critest/node"
-	"berth/critest/registry"
 )
 
 func main() {
@@ -60,28 +58,18 @@ type suite struct {
 
 func run(ctx context.Context, s suite) (err error) {
 	begin := time.Now()
-	deps, err := node.Deps()
+	stock, err := node.OpenStock()
 	if err != nil {
 		return err
 	}
-	reg, err := registry.Start()
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, reg.Close()) }()
-	parts, err := images.Load(deps)
-	if err != nil {
-		return err
-	}
-	if s.digest, err = parts.Standard(reg); err != nil {
-		return err
-	}
-	n, err := node.Start(ctx, node.Options{Mirror: reg.Addr(), CgroupDriver: s.driver})
+	defer func() { err = errors.Join(err, stock.Close()) }()
+	s.digest = stock.Digest
+	n, err := node.Start(ctx, node.Options{Mirror: stock.Addr(), CgroupDriver: s.driver})
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, n.Close(context.WithoutCancel(ctx))) }()
-	fmt.Printf("critest 1.37.0 against berth at %s, %d at once, registry on %s\n", n.Socket, s.procs, reg.Addr())
+	fmt.Printf("critest 1.37.0 against berth at %s, %d at once, registry on %s\n", n.Socket, s.procs, stock.Addr())
 	reports, err := s.execute(ctx, n)
 	if err != nil {
 		return err

@@ -32,7 +32,6 @@ import (
 
 	"berth/critest/images"
 	"berth/critest/node"
-	"berth/critest/registry"
 )
 
 // errPoints: the lines above say which.
@@ -66,22 +65,11 @@ func (p point) String() string { return p.victim + " killed at " + p.step }
 
 func run(ctx context.Context, sample int, only string, verbose bool) (err error) {
 	begin := time.Now()
-	deps, err := node.Deps()
+	stock, err := node.OpenStock()
 	if err != nil {
 		return err
 	}
-	parts, err := images.Load(deps)
-	if err != nil {
-		return err
-	}
-	reg, err := registry.Start()
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, reg.Close()) }()
-	if _, err := parts.Standard(reg); err != nil {
-		return err
-	}
+	defer func() { err = errors.Join(err, stock.Close()) }()
 	faults, err := os.MkdirTemp("", "berth-faults-")
 	if err != nil {
 		return err
@@ -90,7 +78,7 @@ func run(ctx context.Context, sample int, only string, verbose bool) (err error)
 	if err := os.Setenv("BERTH_FAULTS", faults); err != nil {
 		return err
 	}
-	n, err := node.Start(ctx, node.Options{Mirror: reg.Addr(), LogLevel: "info"})
+	n, err := node.Start(ctx, node.Options{Mirror: stock.Addr(), LogLevel: "info"})
 	if err != nil {
 		return err
 	}

@@ -58,21 +58,12 @@ func setUp(m *testing.M) (int, error) {
 			return 0, fmt.Errorf("BERTH_TEST_SLOW: %w", err)
 		}
 	}
-	deps, err := node.Deps()
+	stock, err := node.OpenStock()
 	if err != nil {
 		return 0, err
 	}
-	parts, err := images.Load(deps)
-	if err != nil {
-		return 0, err
-	}
-	if reg, err = registry.Start(); err != nil {
-		return 0, err
-	}
-	defer reg.Close()
-	if _, err := parts.Standard(reg); err != nil {
-		return 0, err
-	}
+	defer stock.Close()
+	reg = stock.Registry
 	return m.Run(), nil
 }
 
