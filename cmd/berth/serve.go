@@ -12,6 +12,7 @@ import (
 
 	"github.com/sirupsen/logrus"
 	"github.com/spf13/cobra"
+	"google.golang.org/grpc"
 
 	"berth/image"
 	"berth/oci/monitor"
@@ -25,6 +26,9 @@ import (
 
 // stopPatience is how long a stopping daemon waits for operations in progress.
 const stopPatience = 20 * time.Second
+
+// replyPatience is how long it then waits for clients to take their replies.
+const replyPatience = 2 * time.Second
 
 func serveCommand() *cobra.Command {
 	var file string
@@ -215,9 +219,17 @@ func (d *assembled) run(ctx context.Context, cfg config.Config, log *logrus.Entr
 	patience, cancel := context.WithTimeout(context.Background(), stopPatience)
 	defer cancel()
 	d.service.Close(patience)
-	g.Stop()
+	hangUp(g)
 	if err := <-ended; err != nil && !errors.Is(err, os.ErrClosed) {
 		return err
 	}
 	return nil
+}
+
+// hangUp ends a server whose operations have ended: their replies still go out,
+// and event streams come to their end. A client that does not read is cut off.
+func hangUp(g *grpc.Server) {
+	cut := time.AfterFunc(replyPatience, g.Stop)
+	defer cut.Stop()
+	g.GracefulStop()
 }

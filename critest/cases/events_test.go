@@ -6,6 +6,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"sync"
@@ -319,5 +321,62 @@ func TestDeafSubscriberHoldsUpNobody(t *testing.T) {
 	}
 	if err := e.Launch(e.ctx); err != nil {
 		t.Fatal(err)
+	}
+}
+
+// A stream ends with its daemon, in good order where the daemon can; the next
+// daemon tells what ended while there was none.
+func TestEventsOverARestart(t *testing.T) {
+	e := start(t, node.Options{})
+	e.pull(images.Busybox)
+	sandbox := e.sandbox()
+	pod := e.run(sandbox)
+	share := t.TempDir()
+	waits := func(name string) string {
+		c := command(name, "while [ ! -e /share/"+name+" ]; do sleep 0.05; done; exit 4")
+		c.Mounts = []*cri.Mount{{HostPath: share, ContainerPath: "/share"}}
+		return e.startContainer(pod, c, sandbox)
+	}
+	for name, leave := range map[string]func() error{"terminated": e.Terminate, "killed": e.Kill} {
+		id := waits(name)
+		stream, err := e.rt.GetContainerEvents(e.ctx, &cri.GetEventsRequest{})
+		if err == nil {
+			_, err = stream.Header()
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := leave(); err != nil {
+			t.Fatal(err)
+		}
+		for err == nil { // the second daemon has told what it found
+			_, err = stream.Recv()
+		}
+		if name == "terminated" && !errors.Is(err, io.EOF) || name == "killed" && status.Code(err) != codes.Unavailable {
+			t.Errorf("the stream of a daemon that was %s ends with %v", name, err)
+		}
+		if err := os.WriteFile(filepath.Join(share, name), nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		e.eventually("the container's end is written down", func() bool {
+			_, err := os.Stat(filepath.Join(e.State(), "containers", id, "exit.json"))
+			return err == nil
+		})
+		if err := e.Launch(e.ctx); err != nil {
+			t.Fatal(err)
+		}
+		ctx, done := context.WithCancel(e.ctx)
+		h := e.listen(ctx)
+		e.eventually("the end is told", func() bool { return h.of(id) == "STOPPED" })
+		if _, err := e.rt.RemoveContainer(e.ctx, &cri.RemoveContainerRequest{ContainerId: id}); err != nil {
+			t.Fatal(err)
+		}
+		e.eventually("the removal is told", func() bool { return h.of(id) == "STOPPED DELETED" })
+		done()
+		h.mu.Lock()
+		if len(h.wrong) > 0 {
+			t.Errorf("%s: %q", name, h.wrong)
+		}
+		h.mu.Unlock()
 	}
 }
