@@ -193,3 +193,26 @@ func TestUserNamespaceAtAKilledDaemon(t *testing.T) {
 		}
 	}
 }
+
+// Users and groups up to the last that is mapped, and a device, which is the
+// node's: it can be used as its mode says, and belongs to nobody.
+func TestUserNamespaceUsersAndDevices(t *testing.T) {
+	e := startMapped(t)
+	config := e.mapped(200000)
+	c := inPod(command("c", "id -u; id -G; head -c 3 /dev/mine/zero | wc -c; stat -c %u:%g:%t:%T /dev/mine/zero"), config)
+	sc := c.Linux.SecurityContext
+	sc.RunAsUser, sc.RunAsGroup, sc.SupplementalGroups = &cri.Int64Value{Value: 65535}, &cri.Int64Value{Value: 65534}, []int64{7, 65535}
+	c.Devices = []*cri.Device{{ContainerPath: "/dev/mine/zero", HostPath: "/dev/zero", Permissions: "rw"}}
+	pod := e.run(config)
+	if got := strings.Join(strings.Fields(e.output(pod, c, config)), " "); got != "65535 65534 7 65535 3 65534:65534:1:5" {
+		t.Errorf("got %q", got)
+	}
+	list, err := e.rt.ListContainers(e.ctx, &cri.ListContainersRequest{})
+	if err != nil || len(list.GetContainers()) != 1 {
+		t.Fatal(list, err)
+	}
+	user := e.status(list.GetContainers()[0].GetId()).GetUser().GetLinux()
+	if user.GetUid() != 65535 || user.GetGid() != 65534 || fmt.Sprint(user.GetSupplementalGroups()) != "[7 65534 65535]" {
+		t.Errorf("the status tells the user %v, want the container's own ids", user)
+	}
+}

@@ -2,6 +2,7 @@ package spec
 
 import (
 	"fmt"
+	"maps"
 	"path"
 	"slices"
 	"strings"
@@ -64,7 +65,45 @@ func (b *builder) devices() ([]rspec.LinuxDevice, []rspec.LinuxDeviceCgroup) {
 		nodes = addDevices(nodes, b.in.Resolved.HostDevices)
 	}
 	nodes = addDevices(nodes, b.base.Linux.Devices)
-	return addDevices(nodes, b.in.Resolved.Devices), rules
+	moved := b.movedDevices()
+	return slices.DeleteFunc(addDevices(nodes, b.in.Resolved.Devices), func(d rspec.LinuxDevice) bool { return moved[d.Path] != "" }), rules
+}
+
+// movedDevices are the requested devices of a pod with a user namespace that have
+// another path on the node than in the container: container's path to node's. No
+// node can be made there, so OCI runtimes bind the node's, and they look for it at
+// the container's path; these must be mounts.
+func (b *builder) movedDevices() map[string]string {
+	moved := map[string]string{}
+	if b.modes.userNS == nil || b.taken()["/dev"] {
+		return moved
+	}
+	for _, node := range b.in.Resolved.Devices {
+		longest := 0
+		for _, d := range b.config.GetDevices() {
+			at := path.Clean(d.GetContainerPath())
+			rest, ok := strings.CutPrefix(node.Path, at)
+			if !ok || rest != "" && rest[0] != '/' || len(at) < longest {
+				continue
+			}
+			longest = len(at)
+			if source := path.Clean(d.GetHostPath()) + rest; source != node.Path {
+				moved[node.Path] = source
+			} else {
+				delete(moved, node.Path)
+			}
+		}
+	}
+	return moved
+}
+
+func (b *builder) deviceMounts() []rspec.Mount {
+	moved := b.movedDevices()
+	var list []rspec.Mount
+	for _, at := range slices.Sorted(maps.Keys(moved)) {
+		list = append(list, rspec.Mount{Destination: at, Type: "bind", Source: moved[at], Options: []string{"bind", "rprivate", "nosuid", "noexec"}})
+	}
+	return list
 }
 
 func addDevices(list, more []rspec.LinuxDevice) []rspec.LinuxDevice {

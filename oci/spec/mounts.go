@@ -118,6 +118,7 @@ func (b *builder) mounts() ([]rspec.Mount, error) {
 		}
 		list = append(list, m)
 	}
+	list = append(list, b.deviceMounts()...)
 	for i, m := range requested {
 		if m.GetSelinuxRelabel() && b.in.Host.SELinuxEnabled && b.in.Labels.Mount == "" {
 			b.warn("mounts[%d]: not relabelled: this host has SELinux, but the key runtime.selinux is off", i)
