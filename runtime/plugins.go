@@ -26,24 +26,34 @@ const evictionGrace = 30 * time.Second
 // pluginUpdateLimit bounds one update of a container that an NRI plugin asks for.
 const pluginUpdateLimit = 10 * time.Second
 
-// StartPlugins opens NRI where the configuration has it on: plugins learn what
-// Restore found. To be called after Restore and before the service is served;
-// Close ends it. A socket that another process listens on is refused.
-func (s *Service) StartPlugins() error {
+// newPlugins prepares NRI where the configuration has it on; nil where not.
+func (s *Service) newPlugins() (*nri.Plugins, error) {
 	c := s.Config.NRI
 	if !wantsPlugins(c) {
-		s.Log.WithFields(logrus.Fields{"enable": c.Enable, "socket": c.SocketPath}).Info("NRI is off")
-		return nil
+		return nil, nil
 	}
-	plugins, err := nri.Start(nri.Options{
+	return nri.New(nri.Options{
 		Node: pluginNode{s}, Version: s.Parts.Version, Socket: c.SocketPath, PluginDir: c.PluginPath, ConfigDir: c.PluginConfigPath,
 		RegistrationTimeout: time.Duration(c.RegistrationTimeout), RequestTimeout: time.Duration(c.RequestTimeout),
 		Log: s.logPlugins, InjectCDI: s.cdi.Inject,
 	})
+}
+
+// StartPlugins opens NRI where it is on: plugins learn what Restore found. To be
+// called after Restore and before the service is served; Close ends it. A socket
+// that another process listens on is refused.
+func (s *Service) StartPlugins() error {
+	if s.plugins == nil {
+		s.Log.WithFields(logrus.Fields{"enable": s.Config.NRI.Enable, "socket": s.Config.NRI.SocketPath}).Info("NRI is off")
+		return nil
+	}
+	err := s.plugins.Start()
+	if err != nil {
+		s.plugins.Stop()
+	}
 	if errors.Is(err, nri.ErrSocketInUse) {
 		return fmt.Errorf("%w; set nri.socket_path to another path or nri.enable to %q", err, config.NRIOff)
 	}
-	s.plugins = plugins
 	return err
 }
 

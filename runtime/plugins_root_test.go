@@ -40,13 +40,12 @@ type plugin struct {
 	synced []string                   // guarded by mu
 }
 
-// withPlugins switches NRI on for a node, also for its next daemons.
+// withPlugins switches NRI on for a node, with a new daemon.
 func (n *node) withPlugins() {
 	n.t.Helper()
 	n.cfg.NRI.Enable, n.cfg.NRI.SocketPath = config.NRIOn, n.dir+"/nri.sock"
 	n.cfg.NRI.PluginPath, n.cfg.NRI.PluginConfigPath = n.dir+"/no-plugins", n.dir+"/no-plugins"
-	n.Service.Config.NRI = n.cfg.NRI
-	must(n.t, n.StartPlugins())
+	n.restart(nil)
 }
 
 // plug connects a plugin and waits until it is synchronised.

@@ -116,6 +116,9 @@ func New(p Parts) (*Service, error) {
 		podLife:    podLife{pods: map[string]life{}},
 		stats:      stats.NewCollector(stats.OpenCgroups(stats.DefaultRoot), rootfs.Usage),
 	}
+	if s.plugins, err = s.newPlugins(); err != nil {
+		return nil, err
+	}
 	p.Records.Containers.Watch(s.containerChanged)
 	p.Records.Sandboxes.Watch(s.sandboxChanged)
 	return s, nil

@@ -36,7 +36,7 @@ func (p *Plugins) CreateContainer(ctx context.Context, id string, sp *rspec.Spec
 }
 
 func (p *Plugins) askCreate(ctx context.Context, id string, sp *rspec.Spec) (*api.CreateContainerResponse, func(context.Context) []*api.ContainerUpdate, error) {
-	defer p.adaptation.BlockPluginSync().Unblock()
+	defer p.hold()()
 	p.put(id, born)
 	if p.none() {
 		return nil, nil, nil
@@ -67,7 +67,7 @@ func (p *Plugins) StartContainer(ctx context.Context, id string) error {
 	if p == nil {
 		return nil
 	}
-	defer p.adaptation.BlockPluginSync().Unblock()
+	defer p.hold()()
 	if p.none() {
 		return nil
 	}
@@ -115,7 +115,7 @@ func (p *Plugins) UpdateContainer(ctx context.Context, id string, r *cri.LinuxCo
 }
 
 func (p *Plugins) askUpdate(ctx context.Context, id string, r *cri.LinuxContainerResources) (*api.UpdateContainerResponse, error) {
-	defer p.adaptation.BlockPluginSync().Unblock()
+	defer p.hold()()
 	if p.none() {
 		return nil, nil
 	}
@@ -161,7 +161,7 @@ func (p *Plugins) tell(event, id string, m mark, call func(*api.PodSandbox, *api
 	if p == nil {
 		return
 	}
-	defer p.adaptation.BlockPluginSync().Unblock()
+	defer p.hold()()
 	if p.none() {
 		p.leave(id, m)
 		return

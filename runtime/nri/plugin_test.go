@@ -68,6 +68,7 @@ type fakeNode struct {
 	evicted    []string
 	hold       chan struct{} // when not nil, an update waits for it
 	fail       error         // of updates
+	listed     func()        // when not nil, called by List
 }
 
 func newFake() *fakeNode {
@@ -114,6 +115,9 @@ func (f *fakeNode) Container(id string) (Container, error) {
 }
 
 func (f *fakeNode) List() (pods, containers []string) {
+	if f.listed != nil {
+		f.listed()
+	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	for id, p := range f.pods {
@@ -173,8 +177,9 @@ func open(t *testing.T, change ...func(*Options)) *world {
 	for _, f := range change {
 		f(&o)
 	}
-	w.Plugins, err = Start(o)
+	w.Plugins, err = New(o)
 	must(t, err)
+	must(t, w.Start())
 	t.Cleanup(w.Plugins.Stop)
 	return w
 }

@@ -73,6 +73,7 @@ type Plugins struct {
 	connected  atomic.Int32
 	failed     atomic.Pointer[failure]
 	turns      turns
+	starting   sync.RWMutex // read-held by hooks
 
 	mu    sync.Mutex
 	marks map[string]mark // by object id, guarded by mu
@@ -93,17 +94,11 @@ type failure struct {
 	err    error
 }
 
-// Start launches the plugins of the directory, synchronises them and listens
-// for others. A plugin that does not start in time is left out and logged; a
-// directory with a misnamed executable is an error. To be called once in a
-// process, when the node's records are restored. Stop ends it.
-func Start(o Options) (*Plugins, error) {
+// New prepares NRI without any effect; Start begins it. NRI has some settings for
+// the whole process, so there can be one Plugins at a time.
+func New(o Options) (*Plugins, error) {
 	p := &Plugins{Options: o, marks: map[string]mark{}}
-	if c, err := net.DialTimeout("unix", o.Socket, time.Second); err == nil {
-		_ = c.Close()
-		return nil, fmt.Errorf("%w: %s", ErrSocketInUse, o.Socket)
-	}
-	logTo.Store(&o.Log)
+	logTo.Store(&p.Log)
 	setLogger()
 	adaptation.SetPluginRegistrationTimeout(o.RegistrationTimeout)
 	adaptation.SetPluginRequestTimeout(o.RequestTimeout)
@@ -116,11 +111,25 @@ func Start(o Options) (*Plugins, error) {
 	if err != nil {
 		return nil, fmt.Errorf("make the NRI adaptation: %w", err)
 	}
-	if err := p.adaptation.Start(); err != nil {
-		p.adaptation.Stop()
-		return nil, fmt.Errorf("start NRI: %w", err)
-	}
 	return p, nil
+}
+
+// Start launches the plugins of the directory, synchronises them and listens
+// for others; hooks wait meanwhile. A plugin that does not start in time is left
+// out and logged; a directory with a misnamed executable is an error, and so is
+// a socket that another process listens on, ErrSocketInUse. To be called once,
+// when the node's records are restored. Stop ends it, also after an error.
+func (p *Plugins) Start() error {
+	if c, err := net.DialTimeout("unix", p.Socket, time.Second); err == nil {
+		_ = c.Close()
+		return fmt.Errorf("%w: %s", ErrSocketInUse, p.Socket)
+	}
+	p.starting.Lock()
+	defer p.starting.Unlock()
+	if err := p.adaptation.Start(); err != nil {
+		return fmt.Errorf("start NRI: %w", err)
+	}
+	return nil
 }
 
 // Stop closes the socket and ends the plugins that were launched.
@@ -162,6 +171,16 @@ func (p *Plugins) marked(id string, m mark) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.marks[id]&m != 0
+}
+
+// hold keeps plugins from being synchronised until release is called.
+func (p *Plugins) hold() (release func()) {
+	p.starting.RLock()
+	block := p.adaptation.BlockPluginSync()
+	return func() {
+		block.Unblock()
+		p.starting.RUnlock()
+	}
 }
 
 // none tells whether no plugin is connected; nobody needs to be told then.

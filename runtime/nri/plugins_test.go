@@ -402,13 +402,19 @@ func TestLaunchedPlugin(t *testing.T) {
 
 func TestStartRefuses(t *testing.T) {
 	w := open(t)
+	start := func(o Options) error {
+		p, err := New(o)
+		must(t, err)
+		defer p.Stop()
+		return p.Start()
+	}
 	o := w.Options
-	if _, err := Start(o); !errors.Is(err, ErrSocketInUse) || !strings.Contains(err.Error(), o.Socket) {
+	if err := start(o); !errors.Is(err, ErrSocketInUse) || !strings.Contains(err.Error(), o.Socket) {
 		t.Errorf("a socket in use: %v", err)
 	}
 	install(t, w.dir, "misnamed", "")
 	o.Socket += "2"
-	if _, err := Start(o); err == nil || !strings.Contains(err.Error(), "misnamed") {
+	if err := start(o); err == nil || !strings.Contains(err.Error(), "misnamed") {
 		t.Errorf("a misnamed plugin: %v", err)
 	}
 	// What an earlier daemon left of its socket is no other process.
@@ -416,7 +422,28 @@ func TestStartRefuses(t *testing.T) {
 	must(t, os.WriteFile(w.Socket, nil, 0o600))
 	o = w.Options
 	o.PluginDir = w.dir + "/none"
-	again, err := Start(o)
+	must(t, start(o))
+}
+
+// A hook that comes while the plugins of the directory are started waits for that
+// and reaches them.
+func TestHookDuringStart(t *testing.T) {
+	node := newFake()
+	node.addPod("pod", false)
+	var p *Plugins
+	done := make(chan error, 1)
+	node.listed = func() { go func() { done <- p.RunPodSandbox(context.Background(), "pod") }() }
+	dir := t.TempDir()
+	file := dir + "/told"
+	install(t, dir, "10-launched", file)
+	var err error
+	p, err = New(Options{Node: node, Version: "1", Socket: dir + "/nri.sock", PluginDir: dir + "/plugins", ConfigDir: dir + "/conf",
+		RegistrationTimeout: 5 * time.Second, RequestTimeout: 5 * time.Second, Log: func(Level, string) {}})
 	must(t, err)
-	again.Stop()
+	t.Cleanup(p.Stop)
+	must(t, p.Start())
+	must(t, <-done)
+	if b, err := os.ReadFile(file); err != nil || string(b) != "run pod" {
+		t.Errorf("told %q, %v", b, err)
+	}
 }

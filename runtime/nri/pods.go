@@ -14,7 +14,7 @@ func (p *Plugins) RunPodSandbox(ctx context.Context, id string) error {
 	if p == nil {
 		return nil
 	}
-	defer p.adaptation.BlockPluginSync().Unblock()
+	defer p.hold()()
 	p.put(id, born)
 	if p.none() {
 		return nil
@@ -32,7 +32,7 @@ func (p *Plugins) UpdatePodSandbox(ctx context.Context, id string, overhead, res
 	if p == nil {
 		return nil
 	}
-	defer p.adaptation.BlockPluginSync().Unblock()
+	defer p.hold()()
 	if p.none() {
 		return nil
 	}
@@ -78,7 +78,7 @@ func (p *Plugins) tellPodOnce(event, id string, m mark, call func(*api.PodSandbo
 	if p == nil {
 		return
 	}
-	defer p.adaptation.BlockPluginSync().Unblock()
+	defer p.hold()()
 	if p.none() {
 		p.leave(id, m)
 		return
