@@ -80,16 +80,16 @@ func (st *stop) shorten(until time.Time) {
 // stopContainer joins or begins the stop of a container and waits for it or
 // for ctx. The stop itself goes on without its callers.
 func (s *Service) stopContainer(ctx context.Context, id string, grace time.Duration) error {
-	until := time.Now().Add(grace)
+	until, detached := time.Now().Add(grace), context.WithoutCancel(ctx)
 	s.stops.mu.Lock()
 	st, ok := s.stops.running[id]
 	if !ok {
 		st = &stop{until: until, shorter: make(chan struct{}, 1), done: make(chan struct{})}
 		s.stops.running[id] = st
 		s.background.Go(func() {
-			st.err = s.runStop(context.WithoutCancel(ctx), id, st)
+			st.err = s.runStop(detached, id, st)
 			if st.err == nil {
-				s.tellStopped(context.WithoutCancel(ctx), id)
+				s.tellStopped(detached, id)
 			}
 			s.stops.mu.Lock()
 			delete(s.stops.running, id)
