@@ -338,40 +338,41 @@ func TestPluginsAdjustWrongly(t *testing.T) {
 func TestPluginsRefuse(t *testing.T) {
 	n := newNode(t)
 	n.withPlugins()
-	no := map[string]bool{}
+	var no sync.Map // events
 	p := n.plug(&plugin{refuse: func(event, _ string) error {
-		if no[event] {
+		if _, ok := no.Load(event); ok {
 			return errors.New("not today")
 		}
 		return nil
 	}})
-	no["RunPodSandbox"] = true
+	no.Store("RunPodSandbox", true)
 	_, err := n.RunPodSandbox(t.Context(), n.bridgePod("web"))
 	n.refused("run", err, codes.FailedPrecondition, "plugin 10-test", "RunPodSandbox", "not today")
 	n.empty("the refused pod")
 	if got := p.all()[1:]; !slices.Equal(got, []string{"RunPodSandbox web", "StopPodSandbox web", "RemovePodSandbox web"}) {
 		t.Errorf("told %q", got)
 	}
-	delete(no, "RunPodSandbox")
+	no.Delete("RunPodSandbox")
 	pod := n.runPod(n.bridgePod("web"))
 	before := n.left()
-	no["CreateContainer"] = true
+	no.Store("CreateContainer", true)
 	_, err = n.CreateContainer(t.Context(), n.container(pod, "app", forever))
 	n.refused("create", err, codes.FailedPrecondition, "plugin 10-test", "CreateContainer", "not today")
 	n.same(before, "the refused container")
-	delete(no, "CreateContainer")
+	no.Delete("CreateContainer")
 
-	no["StartContainer"] = true
+	no.Store("StartContainer", true)
 	id := n.create(n.container(pod, "app", forever))
 	_, err = n.StartContainer(t.Context(), &cri.StartContainerRequest{ContainerId: id})
 	n.refused("start", err, codes.FailedPrecondition, "StartContainer", "not today")
 	if s := n.status(id); s.GetState() != cri.ContainerState_CONTAINER_EXITED || s.GetExitCode() != 128 || s.GetReason() != "StartError" {
 		t.Errorf("after the refused start: %v", s)
 	}
-	delete(no, "StartContainer")
+	no.Delete("StartContainer")
 
 	id = n.runContainer(pod, "second", forever)
-	no["UpdateContainer"], no["UpdatePodSandbox"] = true, true
+	no.Store("UpdateContainer", true)
+	no.Store("UpdatePodSandbox", true)
 	limits := n.limits(id)
 	_, err = n.UpdateContainerResources(t.Context(), &cri.UpdateContainerResourcesRequest{ContainerId: id, Linux: &cri.LinuxContainerResources{CpuShares: 300}})
 	n.refused("update", err, codes.FailedPrecondition, "UpdateContainer", "not today")
@@ -381,7 +382,7 @@ func TestPluginsRefuse(t *testing.T) {
 	_, err = n.UpdatePodSandboxResources(t.Context(), &cri.UpdatePodSandboxResourcesRequest{PodSandboxId: pod, Resources: &cri.LinuxContainerResources{CpuShares: 5}})
 	n.refused("update of the pod", err, codes.FailedPrecondition, "UpdatePodSandbox", "not today")
 	for _, event := range []string{"StopContainer", "RemoveContainer", "StopPodSandbox", "RemovePodSandbox"} {
-		no[event] = true
+		no.Store(event, true)
 	}
 	must(t, n.stop(t.Context(), id, 0))
 	n.removePod(pod)

@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -260,10 +261,10 @@ func TestNRIPluginHangsOrDies(t *testing.T) {
 func TestNRIAdjustUpdateRefuseEvict(t *testing.T) {
 	e := start(t, node.Options{})
 	e.pull(images.Busybox)
-	no := false
+	var no atomic.Bool
 	p := &plugin{adjust: func(a *api.ContainerAdjustment) { a.AddEnv("ADJUSTED", "yes") }}
 	p.on = func(event string) error {
-		if no && event == "CreateContainer" {
+		if no.Load() && event == "CreateContainer" {
 			return errors.New("the cache is full")
 		}
 		return nil
@@ -286,7 +287,7 @@ func TestNRIAdjustUpdateRefuseEvict(t *testing.T) {
 	if got := strings.TrimSpace(e.exec(id, "cat /sys/fs/cgroup/memory/memory.limit_in_bytes /sys/fs/cgroup/memory.max 2>/dev/null; true")); got != fmt.Sprint(77<<20) {
 		t.Errorf("memory limit in the container: %s", got)
 	}
-	no = true
+	no.Store(true)
 	_, err := e.rt.CreateContainer(e.ctx, &cri.CreateContainerRequest{PodSandboxId: pod, Config: command("second", "true"), SandboxConfig: config})
 	e.refused("a container that the plugin refuses", err, codes.FailedPrecondition, "10-case", "the cache is full")
 	e.said(id, "ready\n")
