@@ -157,21 +157,21 @@ func (s *server) talk(conn *monitor.Conn) {
 			s.cancel(call{conn, m.Cancel})
 			continue
 		}
+		var a *monitor.Message
+		if inOrder(m.Op) {
+			a = s.perform(conn, m)
+		}
 		slots <- struct{}{}
 		go func() {
 			defer func() { <-slots }()
-			defer m.CloseFDs()
-			s.answer(conn, m)
+			if a == nil {
+				a = s.perform(conn, m)
+			}
+			s.answer(conn, m.Op, a)
 		}()
 	}
 	_ = conn.Close()
 	s.hangUp(conn)
-	go guard("connection", func() { // and what requests under way attach still
-		for range maxRequests {
-			slots <- struct{}{}
-		}
-		s.hangUp(conn)
-	})
 	s.mu.Lock()
 	if s.daemon == conn {
 		s.daemon = nil
@@ -180,16 +180,27 @@ func (s *server) talk(conn *monitor.Conn) {
 	s.checkIdle()
 }
 
-// answer runs a request and sends its answer.
-func (s *server) answer(conn *monitor.Conn, m *monitor.Message) {
+// inOrder are the operations of which a later one must not overtake an earlier.
+// They wait for nothing.
+func inOrder(op string) bool {
+	return op == monitor.OpAttach || op == monitor.OpDetach || op == monitor.OpStdin
+}
+
+// perform runs a request and returns its answer.
+func (s *server) perform(conn *monitor.Conn, m *monitor.Message) *monitor.Message {
+	defer m.CloseFDs()
 	a := &monitor.Message{ID: m.ID, Op: monitor.OpAnswer, Version: monitor.Version, PID: os.Getpid()}
 	err := errors.New("panic in the monitor; see its log")
 	guard(m.Op, func() { err = s.handle(conn, m, a) })
 	if err != nil {
 		a.Error = refusal(err)
 	}
+	return a
+}
+
+func (s *server) answer(conn *monitor.Conn, op string, a *monitor.Message) {
 	if err := conn.Send(a); err != nil && !errors.Is(err, net.ErrClosed) {
-		log.Printf("answer %s: %v", m.Op, err)
+		log.Printf("answer %s: %v", op, err)
 	}
 	s.checkIdle()
 	s.tidy.Reset(tidyAfter)
