@@ -12,7 +12,6 @@ import (
 	_ "github.com/opencontainers/selinux/go-selinux"
 	_ "github.com/opencontainers/selinux/go-selinux/label"
 	_ "github.com/vishvananda/netlink"
-	_ "k8s.io/cri-streaming/pkg/streaming"
 	_ "tags.cncf.io/container-device-interface/pkg/cdi"
 	_ "tags.cncf.io/container-device-interface/pkg/parser"
 )
