@@ -263,12 +263,17 @@ func (s *server) handle(conn *monitor.Conn, m, a *monitor.Message) (err error) {
 	return err
 }
 
-// hello makes conn the daemon's and parks every container with it.
+// hello makes conn the daemon's and parks every container with it. What the
+// daemon before had attached ends first: its stdin must not be parked again.
 func (s *server) hello(conn *monitor.Conn) error {
 	s.mu.Lock()
-	if s.daemon != nil && s.daemon != conn {
-		_ = s.daemon.Close()
+	old := s.daemon
+	s.mu.Unlock()
+	if old != nil && old != conn {
+		_ = old.Close()
+		s.hangUp(old)
 	}
+	s.mu.Lock()
 	s.daemon = conn
 	var all []*container
 	for _, c := range s.containers {

@@ -246,6 +246,19 @@ func TestExecEndsWithItsClient(t *testing.T) {
 	if left := e.processes(id); strings.Contains(left, "sleep 9994") {
 		t.Errorf("after the daemon's end these are left: %s", left)
 	}
+	// The daemon is killed: the next one ends what it finds.
+	s = e.dial(common.TransportSpdy, e.execURL(id, true, false, "sh", "-c", "echo begun; exec sleep 9995"), true, false)
+	s.sees("begun")
+	if err := e.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	_ = s.end() // well or not: the client cannot know
+	if err := e.Launch(e.ctx); err != nil {
+		t.Fatal(err)
+	}
+	if left := e.processes(id); strings.Contains(left, "sleep 9995") {
+		t.Errorf("after the killed daemon's successor came these are left: %s", left)
+	}
 	if s := e.status(id); s.GetState() != cri.ContainerState_CONTAINER_RUNNING {
 		t.Errorf("the container is %s, want running", s.GetState())
 	}

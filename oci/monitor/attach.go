@@ -192,6 +192,7 @@ func (c *Client) dropStdin(id string) {
 
 func (c *Client) dropStdinLocked(id string) {
 	if e, ok := c.table[id]; ok {
+		e.noStdin = true
 		if fd, ok := e.fds[FDStdin]; ok {
 			_ = unix.Close(fd)
 			delete(e.fds, FDStdin)

@@ -8,6 +8,8 @@ import (
 	"path/filepath"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // oldMonitor speaks the protocol as the first release did: it knows no extension
@@ -63,6 +65,7 @@ func TestOlderMonitorCannotAttach(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer c.Close()
+	defer unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0) // other tests have children
 	if _, err := c.Attach(ctx, "old", Want{Stdout: true}); !errors.Is(err, ErrUnsupported) {
 		t.Errorf("attach: %v, want ErrUnsupported", err)
 	}

@@ -20,6 +20,7 @@ type entry struct {
 	exit      *Exit
 	deadSince time.Time // when the pidfd first told of an end that nobody reported
 	orphan    bool      // watched by this process since its monitor died
+	noStdin   bool      // stdin was closed for good; a duplicate that still comes is, too
 }
 
 func (e *entry) release() {
@@ -49,6 +50,10 @@ func (c *Client) park(ct Container, fds map[string]int) {
 	ct.Exit = nil
 	e.container = ct
 	for name, fd := range fds {
+		if name == FDStdin && e.noStdin {
+			_ = unix.Close(fd)
+			continue
+		}
 		if old, ok := e.fds[name]; ok {
 			_ = unix.Close(old)
 		}

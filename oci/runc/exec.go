@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strconv"
 	"strings"
 	"time"
@@ -314,6 +315,30 @@ func memfile(name string, v *rspec.Process) (*os.File, error) {
 	}
 	return f, nil
 }
+
+// endForeignExecs kills what an exec of an earlier daemon still runs: whoever
+// asked for it went with that daemon. What cannot be killed ends with the container.
+func (r *Runtime) endForeignExecs(ctx context.Context, ct monitor.Container) {
+	dirs, err := filepath.Glob(filepath.Join(ct.Cgroups.Kill(), "exec-*"))
+	if err != nil || ct.Cgroups.Kill() == "" {
+		return
+	}
+	for _, dir := range dirs {
+		name := filepath.Base(dir)
+		if !execName.MatchString(name) || strings.HasPrefix(name, fmt.Sprintf("exec-%x-", r.born)) {
+			continue
+		}
+		limited, cancel := context.WithTimeout(ctx, killLimit)
+		if monitor.KillCgroup(limited, dir) == nil {
+			_ = monitor.RemoveCgroup(dir)
+		}
+		cancel()
+		_ = os.Remove(filepath.Join(ct.Bundle, name+".pid"))
+	}
+}
+
+// execName is what nextExec returns.
+var execName = regexp.MustCompile(`^exec-[0-9a-f]+-[0-9]+$`)
 
 func (r *Runtime) nextExec() string {
 	r.mu.Lock()

@@ -195,6 +195,8 @@ func (r *Runtime) Restore(ctx context.Context, handles []oci.Handle) (map[string
 		if ct.Exit != nil {
 			x := Exit(*ct.Exit)
 			st.Exit = &x
+		} else {
+			r.endForeignExecs(ctx, ct)
 		}
 		states[h.ID] = st
 	}

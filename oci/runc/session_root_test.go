@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
@@ -181,6 +182,35 @@ func TestExecSessionEndsWithItsClient(t *testing.T) {
 		_, _ = c.end()
 	}
 	b.settled()
+}
+
+// A daemon that is killed leaves execs behind: the next one ends them, and no
+// other process of the container.
+func TestExecsOfAnEarlierDaemonEnd(t *testing.T) {
+	n := newNode(t)
+	b := n.box("sleep 991 & exec sleep 1000").run()
+	left := b.session(false, "/bin/sh", "-c", "sleep 992 & echo left")
+	if _, err := left.end(); err != nil {
+		t.Fatal(err)
+	}
+	c := b.session(false, "/bin/sh", "-c", "trap '' TERM HUP; setsid sleep 993 & echo begun; sleep 993")
+	c.sees("begun")
+	states := n.restart(0, b)
+	if !states[b.id].Running {
+		t.Errorf("the container: %+v, want running", states[b.id])
+	}
+	if s := sleeping(t, b, "993"); len(s) > 0 {
+		t.Errorf("these live: %v", s)
+	}
+	if s := sleeping(t, b, "99"); len(s) != 2 {
+		t.Errorf("of what belongs to the container these live: %v", s)
+	}
+	if code, err := c.end(); err != nil || code != 137 {
+		t.Errorf("the exec ended with %d, %v", code, err)
+	}
+	if files, _ := filepath.Glob(filepath.Join(b.bundle, "exec-*")); len(files) > 0 {
+		t.Errorf("files are left: %v", files)
+	}
 }
 
 // blocked is a client that takes a little and then nothing until it hangs up.
