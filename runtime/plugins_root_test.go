@@ -278,7 +278,12 @@ func TestPluginsAdjust(t *testing.T) {
 	}})
 	pod := n.runPod(n.hostPod("web"))
 	id := n.runContainer(pod, "app", forever)
-	got := n.exec(id, `echo $FROM; cat /mnt/plugin; echo; grep core /proc/self/limits | tr -s ' '; head -c 3 /dev/my-zero | wc -c; cat /proc/1/cgroup`)
+	got := n.exec(id, `echo $FROM; cat /mnt/plugin; echo; grep core /proc/self/limits | tr -s ' '; head -c 3 /dev/my-zero | wc -c`)
+	c, err := n.Records.Containers.Get(id)
+	must(t, err)
+	cgroups, err := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", c.Process.PID))
+	must(t, err)
+	got += "\n" + string(cgroups)
 	for _, want := range []string{"plugin\n", "of the plugin\n", "4096 4096", "3\n", moved + "\n"} {
 		if !strings.Contains(got, want) {
 			t.Errorf("the container has not %q:\n%s", want, got)

@@ -224,7 +224,7 @@ func (e *env) wholeLife() {
 // A plugin that hangs in any event, or goes away in the middle of it, costs a
 // pod its timeout once, and nothing else.
 func TestNRIPluginHangsOrDies(t *testing.T) {
-	e := start(t, node.Options{Settings: map[string]string{"nri": `plugin_request_timeout = "300ms"`}})
+	e := start(t, node.Options{Settings: map[string]string{"nri": `plugin_request_timeout = "1500ms"`}})
 	e.pull(images.Busybox)
 	for _, event := range nriEvents {
 		for how, fail := range map[string]func(*plugin, <-chan struct{}){

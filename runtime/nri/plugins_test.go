@@ -201,7 +201,7 @@ func TestHookDuringSynchronization(t *testing.T) {
 	}
 }
 
-func short(o *Options) { o.RequestTimeout = 300 * time.Millisecond }
+func short(o *Options) { o.RequestTimeout = 2 * time.Second }
 
 // A plugin that does not answer is dropped at its timeout, and the pod goes on.
 func TestPluginHangs(t *testing.T) {
@@ -225,7 +225,30 @@ func TestPluginHangs(t *testing.T) {
 	}
 }
 
-// So is one that does not even read: the request is larger than what the
+// One that hangs when it is given what there is, or that connects and says
+// nothing, does not keep hooks from going on.
+func TestPluginHangsFromTheStart(t *testing.T) {
+	w := open(t, short)
+	mute, err := net.Dial("unix", w.Socket)
+	must(t, err)
+	w.node.addPod("pod", false)
+	must(t, w.RunPodSandbox(t.Context(), "pod"))
+	must(t, mute.Close())
+	inside, release := make(chan struct{}), make(chan struct{})
+	t.Cleanup(func() { close(release) })
+	p := w.connect("10", &plugin{on: func(string, string) error {
+		close(inside)
+		<-release
+		return nil
+	}}, false)
+	<-inside
+	w.StopPodSandbox(t.Context(), "pod") // returns when the plugin is dropped
+	if got := p.told(); !w.none() || len(got) != 1 {
+		t.Errorf("told %q; no plugin: %v", got, w.none())
+	}
+}
+
+// Nor does one that does not even read hold up a hook: the request is larger than what the
 // kernel buffers.
 func TestPluginStopsReading(t *testing.T) {
 	w := open(t, short)
