@@ -47,7 +47,10 @@ func (s *Service) ListContainerStats(ctx context.Context, req *cri.ListContainer
 // listContainerStats measures the running containers of a filter, without those
 // that cannot be measured.
 func (s *Service) listContainerStats(ctx context.Context, f *cri.ContainerStatsFilter) ([]*cri.ContainerStats, error) {
-	running := s.containersToMeasure(f)
+	running := s.selectContainers(&cri.ContainerFilter{
+		Id: f.GetId(), PodSandboxId: f.GetPodSandboxId(), LabelSelector: f.GetLabelSelector(),
+		State: &cri.ContainerStateValue{State: cri.ContainerState_CONTAINER_RUNNING},
+	})
 	all, err := s.measure(ctx, running)
 	if err != nil {
 		return nil, fmt.Errorf("measure containers: %w", err)
@@ -68,33 +71,6 @@ func (s *Service) measured(c *sandbox.Container, err error) bool {
 		s.warn(logrus.Fields{"container": c.ID, logrus.ErrorKey: err}, "statistics leave out a container that cannot be measured")
 	}
 	return err == nil
-}
-
-// containersToMeasure are the running containers that a filter lets through.
-func (s *Service) containersToMeasure(f *cri.ContainerStatsFilter) []*sandbox.Container {
-	id, pod := f.GetId(), f.GetPodSandboxId()
-	if id != "" {
-		c, err := s.findContainer(id)
-		if err != nil {
-			return nil
-		}
-		id = c.ID
-	}
-	if pod != "" {
-		sb, err := s.findSandbox(pod)
-		if err != nil {
-			return nil
-		}
-		pod = sb.ID
-	}
-	var out []*sandbox.Container
-	for _, c := range s.Records.Containers.List() {
-		if s.running(c) && (id == "" || c.ID == id) && (pod == "" || c.SandboxID == pod) &&
-			matches(f.GetLabelSelector(), c.Config.Message.GetLabels()) {
-			out = append(out, c)
-		}
-	}
-	return out
 }
 
 func (s *Service) running(c *sandbox.Container) bool {

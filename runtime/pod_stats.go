@@ -46,20 +46,9 @@ func (s *Service) ListPodSandboxStats(ctx context.Context, req *cri.ListPodSandb
 // listPodSandboxStats measures the ready pods of a filter. What cannot be
 // measured of one (it is being stopped) is missing from it alone.
 func (s *Service) listPodSandboxStats(ctx context.Context, f *cri.PodSandboxStatsFilter) ([]*cri.PodSandboxStats, error) {
-	id := f.GetId()
-	if id != "" {
-		sb, err := s.findSandbox(id)
-		if err != nil {
-			return nil, nil
-		}
-		id = sb.ID
-	}
-	var pods []*sandbox.Sandbox
-	for _, sb := range s.readySandboxes() {
-		if (id == "" || sb.ID == id) && matches(f.GetLabelSelector(), sb.Config.Message.GetLabels()) {
-			pods = append(pods, sb)
-		}
-	}
+	pods := s.selectSandboxes(&cri.PodSandboxFilter{
+		Id: f.GetId(), LabelSelector: f.GetLabelSelector(), State: &cri.PodSandboxStateValue{State: cri.PodSandboxState_SANDBOX_READY},
+	})
 	all, err := s.measurePods(ctx, pods)
 	if err != nil {
 		return nil, fmt.Errorf("measure pod sandboxes: %w", err)
@@ -72,22 +61,14 @@ func (s *Service) listPodSandboxStats(ctx context.Context, f *cri.PodSandboxStat
 }
 
 func (s *Service) readySandboxes() []*sandbox.Sandbox {
-	var out []*sandbox.Sandbox
-	for _, sb := range s.Records.Sandboxes.List() {
-		if sb.Ready(s.bootID) {
-			out = append(out, sb)
-		}
-	}
-	return out
+	return s.Records.Sandboxes.Select(func(sb *sandbox.Sandbox) bool { return sb.Ready(s.bootID) })
 }
 
 // runningBySandbox are the running containers of each pod.
 func (s *Service) runningBySandbox() map[string][]*sandbox.Container {
 	out := map[string][]*sandbox.Container{}
-	for _, c := range s.Records.Containers.List() {
-		if s.running(c) {
-			out[c.SandboxID] = append(out[c.SandboxID], c)
-		}
+	for _, c := range s.Records.Containers.Select(s.running) {
+		out[c.SandboxID] = append(out[c.SandboxID], c)
 	}
 	return out
 }
