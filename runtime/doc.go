@@ -9,5 +9,7 @@
 // that the RPC uses.
 //
 // Locks: one per object, held for an operation on it; a sandbox's before its
-// containers'. Lists and statuses take none and touch neither disk nor runc.
+// containers'. Lists and statuses take none and touch neither disk nor runc. NRI
+// plugins (runtime/nri, plugins.go) are asked with an object's lock held; what
+// they ask of other containers waits for no lock that a plugin's caller holds.
 package runtime

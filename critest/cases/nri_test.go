@@ -339,6 +339,58 @@ func TestNRILatePluginAndRestart(t *testing.T) {
 	}
 }
 
+// The daemon is killed while a plugin ponders: what was being made is gone with
+// the next daemon, and can be made then.
+func TestNRIDaemonKilledWhilePluginIsAsked(t *testing.T) {
+	e := start(t, node.Options{Settings: map[string]string{"nri": `plugin_request_timeout = "1m"`}})
+	e.pull(images.Busybox)
+	config := e.sandbox()
+	pod := e.run(config)
+	for _, event := range []string{"RunPodSandbox", "CreateContainer"} {
+		asked, end := make(chan struct{}), make(chan struct{})
+		p := e.plug(&plugin{on: func(at string) error {
+			if at == event {
+				close(asked)
+				<-end
+			}
+			return nil
+		}})
+		failed := make(chan error, 1)
+		second := e.sandbox()
+		go func() {
+			var err error
+			if event == "RunPodSandbox" {
+				_, err = e.rt.RunPodSandbox(e.ctx, &cri.RunPodSandboxRequest{Config: second})
+			} else {
+				_, err = e.rt.CreateContainer(e.ctx, &cri.CreateContainerRequest{PodSandboxId: pod, Config: command("main", "sleep 1000"), SandboxConfig: config})
+			}
+			failed <- err
+		}()
+		<-asked
+		if err := e.Kill(); err != nil {
+			t.Fatal(err)
+		}
+		if err := <-failed; err == nil {
+			t.Errorf("%s: the call succeeded", event)
+		}
+		close(end)
+		p.unplug()
+		if err := e.Launch(e.ctx); err != nil {
+			t.Fatal(err)
+		}
+		pods, err := e.rt.ListPodSandbox(e.ctx, &cri.ListPodSandboxRequest{})
+		if err != nil || len(pods.GetItems()) != 1 {
+			t.Errorf("%s: pods %v, error %v; want one", event, pods.GetItems(), err)
+		}
+		list, err := e.rt.ListContainers(e.ctx, &cri.ListContainersRequest{})
+		if err != nil || len(list.GetContainers()) != 0 {
+			t.Errorf("%s: containers %v, error %v; want none", event, list.GetContainers(), err)
+		}
+		e.removePod(e.run(second))
+	}
+	e.startContainer(pod, command("main", "sleep 1000"), config)
+}
+
 // A plugin in the directory is started with its configuration, is synchronised
 // before the daemon serves, and ends with the daemon, however that ends.
 func TestNRIPluginFromDirectory(t *testing.T) {
