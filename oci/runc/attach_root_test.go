@@ -134,10 +134,11 @@ func TestAttachStdinOnce(t *testing.T) {
 
 func TestAttachWithTerminal(t *testing.T) {
 	n := newNode(t)
-	b := n.box("trap 'stty size' WINCH; while :; do read -r l && echo got $l; done")
+	b := n.box("trap 'stty size' WINCH; echo ready; while :; do read -r l && echo got $l; done")
 	b.io.Terminal, b.io.Stdin, b.spec.Process.Terminal = true, true, true
 	b.io.StdinOnce = true // of a terminal it says nothing
 	b.run()
+	n.eventually("the trap is set", func() bool { return strings.Contains(b.output("stdout"), "ready") })
 	for i := range 2 {
 		c := b.attach(nil)
 		c.resize <- oci.Size{Columns: uint16(100 + i), Rows: 30}
@@ -190,8 +191,14 @@ func TestAttachSlowClient(t *testing.T) {
 		t.Errorf("the log has %d bytes, want %d", got, lines*length+len("over\n"))
 	}
 	close(gate)
-	n.eventually("the slow client has caught up", func() bool { return len(got.String()) > 1<<20 })
-	time.Sleep(100 * time.Millisecond)
+	last := -1
+	n.eventually("the slow client has caught up", func() bool {
+		time.Sleep(500 * time.Millisecond)
+		now := len(got.String())
+		same := now > 0 && now == last
+		last = now
+		return same
+	})
 	quick.type_("go on\n")
 	if _, err := slowOne.end(); err != nil {
 		t.Errorf("the slow client: %v, want nil at the container's end", err)
