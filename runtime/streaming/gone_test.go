@@ -67,6 +67,32 @@ func TestClientGone(t *testing.T) {
 	}
 }
 
+// What is no protocol at all ends its session and nothing else.
+func TestGarbage(t *testing.T) {
+	s := newServer(t, Options{})
+	run, _ := waiter()
+	random := make([]byte, 4096)
+	dial := newPod(t, func(*net.TCPConn) {})
+	forward := strings.Replace(spdyRequest, "v4.channel.k8s.io", forwardVersion, 1)
+	for i := range 40 {
+		_, _ = rand.Read(random)
+		random[0] = []byte{0x80, 0x00, 0x82, random[0]}[i%4] // a control frame, a data frame, a binary message, anything
+		for name, c := range map[string]net.Conn{
+			"SPDY":         rawDial(t, must(s.Exec(Want{Stdin: true, Stdout: true}, run))(t), spdyRequest),
+			"port-forward": rawDial(t, must(s.Forward(t.Context(), nil, dial))(t), forward),
+			"WebSocket":    rawDial(t, must(s.Exec(Want{Stdin: true, Stdout: true}, run))(t), socketRequest),
+		} {
+			answer := make([]byte, 12)
+			if _, err := io.ReadFull(c, answer); err != nil || string(answer) != "HTTP/1.1 101" {
+				t.Fatalf("%s: %q, %v", name, answer, err)
+			}
+			_, _ = c.Write(random)
+			_ = c.Close()
+		}
+	}
+	eventually(t, "no session is open", func() bool { return s.Sessions() == 0 })
+}
+
 // A client that hangs up while nobody reads from it is noticed all the same.
 func TestClientGoneWhileItsInputIsBlocked(t *testing.T) {
 	s := newServer(t, Options{})
