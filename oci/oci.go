@@ -34,6 +34,8 @@ var (
 	ErrNotRunning = errors.New("container is not running")
 	// ErrUnsupported: the node's monitor is of an older release that cannot do it.
 	ErrUnsupported = errors.New("unsupported by the running monitor")
+	// ErrProgram: the container has no such program, or one that cannot be run.
+	ErrProgram = errors.New("the program cannot be run")
 	// ErrLimit: the kernel refuses the value of a resource limit.
 	ErrLimit = errors.New("resource limit refused by the kernel")
 	// ErrNoCheckpoint: this machine cannot checkpoint containers.

@@ -49,6 +49,7 @@ var codeOf = []struct {
 	{spec.ErrUnsupported, codes.Unimplemented},
 	{oci.ErrUnsupported, codes.Unimplemented},
 	{oci.ErrLimit, codes.InvalidArgument},
+	{oci.ErrProgram, codes.InvalidArgument},
 	{oci.ErrNoCheckpoint, codes.Unimplemented},
 	{checkpoint.ErrExists, codes.AlreadyExists},
 	{checkpoint.ErrInvalid, codes.InvalidArgument},

@@ -61,6 +61,8 @@ func sentinelOf(stderr string) error {
 		return oci.ErrNotRunning
 	case refusedLimit(stderr):
 		return oci.ErrLimit
+	case missingProgram(stderr):
+		return oci.ErrProgram
 	case strings.Contains(stderr, syscall.ENOSPC.Error()):
 		return syscall.ENOSPC
 	case strings.Contains(stderr, syscall.EDQUOT.Error()):
@@ -77,6 +79,20 @@ func refusedLimit(stderr string) bool {
 	}
 	for _, e := range []syscall.Errno{syscall.EINVAL, syscall.ERANGE, syscall.ENODEV, syscall.EBUSY} {
 		if strings.Contains(strings.ToLower(stderr), strings.ToLower(e.Error())) {
+			return true
+		}
+	}
+	return false
+}
+
+// missingProgram recognises a create that looked for the container's program in
+// vain. An exec's is told by its exit code.
+func missingProgram(stderr string) bool {
+	if !strings.Contains(stderr, "create failed") || !strings.Contains(stderr, `exec: "`) {
+		return false
+	}
+	for _, text := range []string{"no such file or directory", "executable file not found in $PATH", "permission denied", "is a directory", "not a directory"} {
+		if strings.Contains(stderr, text) {
 			return true
 		}
 	}

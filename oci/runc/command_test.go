@@ -50,9 +50,12 @@ func TestSentinels(t *testing.T) {
 		"exec failed: container is not running":     oci.ErrNotRunning,
 		"cannot exec in a stopped container":        oci.ErrNotRunning,
 		"the mount source does not exist, it seems": nil,
-		`failed to write "7000": write /sys/fs/cgroup/cpuset/x/cpuset.cpus: numerical result out of range`: oci.ErrLimit,
-		"write to `/sys/fs/cgroup/x/cpuset.cpus`: Invalid argument":                                        oci.ErrLimit,
-		`failed to write "1": write /sys/fs/cgroup/x/y: no such file or directory`:                         nil,
+		`failed to write "7000": write /sys/fs/cgroup/cpuset/x/cpuset.cpus: numerical result out of range`:                                               oci.ErrLimit,
+		"write to `/sys/fs/cgroup/x/cpuset.cpus`: Invalid argument":                                                                                      oci.ErrLimit,
+		`runc create failed: unable to start container process: error during container init: exec: "/no/such": stat /no/such: no such file or directory`: oci.ErrProgram,
+		`runc create failed: unable to start container process: error during container init: exec: "nosuch": executable file not found in $PATH`:         oci.ErrProgram,
+		`runc create failed: unable to start container process: error during container init: error mounting "/x": no such file or directory`:             nil,
+		`failed to write "1": write /sys/fs/cgroup/x/y: no such file or directory`:                                                                       nil,
 	} {
 		if got := sentinelOf(text); !errors.Is(got, want) {
 			t.Errorf("%q: %v, want %v", text, got, want)
