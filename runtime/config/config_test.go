@@ -83,6 +83,12 @@ func TestRefusals(t *testing.T) {
 		"NRI timeout":          {"[nri]\nplugin_request_timeout = '5h'\n", "nri.plugin_request_timeout"},
 		"long NRI socket":      {"[nri]\nsocket_path = '/" + strings.Repeat("s", 110) + "'\n", `key "nri.socket_path"`},
 		"relative NRI socket":  {"[nri]\nsocket_path = 'nri.sock'\n", "nri.socket_path"},
+		"streaming address":    {"[streaming]\naddress = 'localhost'\n", `key "streaming.address": "localhost"`},
+		"streaming port":       {"[streaming]\nport = 70000\n", "streaming.port"},
+		"TLS without a key":    {"[streaming]\ntls_cert = '/c.pem'\n", "streaming.tls_key"},
+		"relative certificate": {"[streaming]\ntls_cert = 'c.pem'\ntls_key = '/k.pem'\n", "streaming.tls_cert"},
+		"no life of a URL":     {"[streaming]\nurl_lifetime = '0s'\n", "streaming.url_lifetime"},
+		"no idle time":         {"[streaming]\nidle_timeout = '1ms'\n", "streaming.idle_timeout"},
 		"relative plugins":     {"[cni]\nbin_dirs = ['bin']\n", "cni.bin_dirs"},
 	} {
 		t.Run(name, func(t *testing.T) {
