@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/url"
 	"os"
 	"path/filepath"
@@ -432,11 +433,17 @@ func TestStreamsOverTLS(t *testing.T) {
 	dir := t.TempDir()
 	cert, key := filepath.Join(dir, "cert.pem"), filepath.Join(dir, "key.pem")
 	writeCertificate(t, cert, key)
-	e := start(t, node.Options{Settings: map[string]string{"streaming": fmt.Sprintf("address = \"::1\"\ntls_cert = %q\ntls_key = %q", cert, key)}})
+	l, err := net.Listen("tcp", "[::1]:0") // a port that is free
+	if err != nil {
+		t.Fatal(err)
+	}
+	port := l.Addr().(*net.TCPAddr).Port
+	_ = l.Close()
+	e := start(t, node.Options{Settings: map[string]string{"streaming": fmt.Sprintf("address = \"::1\"\nport = %d\ntls_cert = %q\ntls_key = %q", port, cert, key)}})
 	id := e.idle()
 	to := e.execURL(id, false, false, "echo", "hi")
-	if !strings.HasPrefix(to, "https://[::1]:") {
-		t.Errorf("URL %s, want https at ::1", to)
+	if !strings.HasPrefix(to, fmt.Sprintf("https://[::1]:%d/", port)) {
+		t.Errorf("URL %s, want https at ::1, port %d", to, port)
 	}
 	for _, transport := range transports {
 		s := e.dial(transport, e.execURL(id, false, false, "echo", "hi"), false, false)
