@@ -129,10 +129,28 @@ func runPlugin(ctx context.Context, file string, stdin []byte, environ []string)
 	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
 	cmd.WaitDelay = pipeGrace
 	err = cmd.Run()
+	if cmd.Process != nil {
+		reapGroup(cmd.Process.Pid, ctx.Err() != nil)
+	}
 	if errors.Is(err, exec.ErrWaitDelay) {
 		err = nil // it ended well, only a child of its own still holds the output
 	}
 	return out.kept.Bytes(), strings.TrimSpace(diagnosis.kept.String()), err
+}
+
+// reapGroup collects the children of a plugin that ended before them, which fall
+// to the daemon where it is a subreaper; they were killed with it when it was.
+func reapGroup(group int, killed bool) {
+	for end := time.Now().Add(pipeGrace); ; {
+		pid, err := syscall.Wait4(-group, nil, syscall.WNOHANG, nil)
+		switch {
+		case err == syscall.EINTR, pid > 0:
+		case err != nil, !killed, time.Now().After(end): // no child of that group, or one that lives on
+			return
+		default:
+			time.Sleep(5 * time.Millisecond)
+		}
+	}
 }
 
 func verbOf(environ []string) string {

@@ -15,7 +15,7 @@ import (
 )
 
 // startLimit is how long a new monitor may take until it listens.
-const startLimit = 10 * time.Second
+const startLimit = time.Minute
 
 // Lock takes the lock that one living monitor holds. unix.EWOULDBLOCK when
 // another one has it. It is released with the file.
