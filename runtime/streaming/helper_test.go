@@ -1,7 +1,6 @@
 package streaming
 
 import (
-	"bufio"
 	"context"
 	"encoding/json"
 	"errors"
@@ -237,14 +236,4 @@ func newPod(t *testing.T, serve func(*net.TCPConn)) Dial {
 		var d net.Dialer
 		return d.DialContext(ctx, "tcp", p.l.Addr().String())
 	}
-}
-
-// line reads up to a newline.
-func line(t *testing.T, r *bufio.Reader) string {
-	t.Helper()
-	s, err := r.ReadString('\n')
-	if err != nil {
-		t.Errorf("read a line: %v", err)
-	}
-	return s
 }

@@ -107,7 +107,7 @@ func TestCrun(t *testing.T) {
 	e.eventually("the log says begun", func() bool { return e.crictl("logs", id) == "begun" })
 	e.check("an exec", e.exec(id, "echo hello"), "hello")
 	e.check("a cgroup made inside", e.exec(id, "mkdir /sys/fs/cgroup/x && rmdir /sys/fs/cgroup/x && echo made"), "made")
-	e.limits(id, 64*mib, "59", "512")
+	e.check("memory limit", e.limit(id, "memory.max", "memory", "memory.limit_in_bytes"), "67108864")
 	e.crictl("stop", "--timeout", "20", id)
 	e.check("exit code", e.status(id).GetExitCode(), int32(7))
 	e.crictl("rmp", "-f", pod)
