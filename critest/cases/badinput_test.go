@@ -11,7 +11,6 @@ import (
 	"github.com/opencontainers/go-digest"
 	ispec "github.com/opencontainers/image-spec/specs-go/v1"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"berth/critest/images"
@@ -183,9 +182,6 @@ func TestUnknownIDs(t *testing.T) {
 	e.gone("RemoveImage", err)
 	if img := e.image("docker.io/cases/nowhere:1"); img != nil {
 		t.Errorf("ImageStatus of an absent image: %v, want none", img)
-	}
-	if _, err := e.rt.ListMetricDescriptors(e.ctx, &cri.ListMetricDescriptorsRequest{}); status.Code(err) != codes.Unimplemented {
-		t.Errorf("an RPC that is not built: %v, want Unimplemented", err)
 	}
 }
 
