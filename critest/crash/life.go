@@ -225,10 +225,23 @@ func (w *world) crashIn(ctx context.Context, l *life, r request, p point) error 
 			return err
 		}
 	}
-	if err := w.truth(ctx); err != nil {
+	if err := w.soonTrue(ctx); err != nil {
 		return fmt.Errorf("after the crash: %w", err)
 	}
 	return w.repeat(ctx, r)
+}
+
+// truthTime is how long an exit may take to show while a monitor is replaced.
+const truthTime = 5 * time.Second
+
+// soonTrue waits until the lists are true.
+func (w *world) soonTrue(ctx context.Context) error {
+	for end := time.Now().Add(truthTime); ; time.Sleep(20 * time.Millisecond) {
+		err := w.truth(ctx)
+		if err == nil || time.Now().After(end) || ctx.Err() != nil {
+			return err
+		}
+	}
 }
 
 // repeat sends a request until it succeeds, as the kubelet does.
