@@ -394,7 +394,21 @@ func logPath(dir, path string) (string, error) {
 	if !filepath.IsLocal(path) {
 		return "", fmt.Errorf("%w: config.log_path %q leads out of the pod's log directory", errInvalid, path)
 	}
-	return filepath.Join(dir, path), nil
+	return filepath.Join(dir, path), checkLength("config.log_path", path)
+}
+
+// checkLength refuses a path that no filesystem takes.
+func checkLength(field, path string) error {
+	const whole, part = 4095, 255 // PATH_MAX without its NUL, NAME_MAX
+	if len(path) > whole {
+		return fmt.Errorf("%w: %s is longer than %d bytes", errInvalid, field, whole)
+	}
+	for name := range strings.SplitSeq(path, "/") {
+		if len(name) > part {
+			return fmt.Errorf("%w: %s has a name of more than %d bytes: %.40q...", errInvalid, field, part, name)
+		}
+	}
+	return nil
 }
 
 func makeLogDirectory(path string) error {

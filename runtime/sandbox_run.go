@@ -205,6 +205,9 @@ func (s *Service) checkSandbox(req *cri.RunPodSandboxRequest) error {
 	if d := c.GetLogDirectory(); d != "" && (!strings.HasPrefix(d, "/") || strings.ContainsFunc(d, unicode.IsControl)) {
 		return fmt.Errorf("%w: config.log_directory %q is not absolute or has a control character", errInvalid, d)
 	}
+	if err := checkLength("config.log_directory", c.GetLogDirectory()); err != nil {
+		return err
+	}
 	if _, _, err := s.cgroupParent("", c.GetLinux().GetCgroupParent()); err != nil {
 		return err
 	}

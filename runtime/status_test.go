@@ -131,7 +131,7 @@ func TestLogPathStaysInside(t *testing.T) {
 	if p, err := logPath("", "c/0.log"); err != nil || p != "" {
 		t.Errorf("no directory: got %q, %v", p, err)
 	}
-	for _, bad := range []string{"../x", "/etc/passwd", "a/../../b"} {
+	for _, bad := range []string{"../x", "/etc/passwd", "a/../../b", strings.Repeat("a/", 2100) + "b", strings.Repeat("n", 256)} {
 		if _, err := logPath("/var/log/pods/x", bad); !errors.Is(err, errInvalid) {
 			t.Errorf("%q: %v", bad, err)
 		}
