@@ -45,7 +45,7 @@ var codeOf = []struct {
 	{syscall.ENOSPC, codes.ResourceExhausted},
 	{syscall.EDQUOT, codes.ResourceExhausted},
 	{syscall.ENAMETOOLONG, codes.InvalidArgument}, // of a path that a request makes longer
-	{nri.ErrRefused, codes.FailedPrecondition}, // whatever a plugin asked for, the request was right
+	{nri.ErrRefused, codes.FailedPrecondition},    // whatever a plugin asked for, the request was right
 	{errInvalid, codes.InvalidArgument},
 	{spec.ErrUnsupported, codes.Unimplemented},
 	{oci.ErrUnsupported, codes.Unimplemented},
