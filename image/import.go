@@ -15,6 +15,7 @@ import (
 	"runtime"
 	"slices"
 	"strings"
+	"syscall"
 
 	ispec "github.com/opencontainers/image-spec/specs-go/v1"
 	"go.podman.io/image/v5/docker/archive"
@@ -53,9 +54,22 @@ func (s *Store) importFile(ctx context.Context, file string) ([]string, error) {
 	return s.importDocker(ctx, file)
 }
 
+// openArchive opens a regular file; it never waits for the writer of a FIFO.
+func openArchive(file string) (*os.File, error) {
+	in, err := os.OpenFile(file, os.O_RDONLY|syscall.O_NONBLOCK, 0)
+	if err != nil {
+		return nil, err
+	}
+	if info, err := in.Stat(); err != nil || !info.Mode().IsRegular() {
+		_ = in.Close()
+		return nil, fmt.Errorf("%w: %s is no regular file", ErrInvalidImage, file)
+	}
+	return in, nil
+}
+
 // each calls f for the files of an archive until it says stop.
 func each(file string, f func(h *tar.Header, body io.Reader) (stop bool, err error)) error {
-	in, err := os.Open(file)
+	in, err := openArchive(file)
 	if err != nil {
 		return err
 	}

@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/containernetworking/cni/libcni"
@@ -225,7 +226,7 @@ func parseConfig(data []byte, dir string) (*libcni.NetworkConfigList, []byte, er
 }
 
 func readBounded(file string) ([]byte, error) {
-	f, err := os.Open(file)
+	f, err := os.OpenFile(file, os.O_RDONLY|syscall.O_NONBLOCK, 0) // a FIFO must not hold up the daemon
 	if err != nil {
 		return nil, err
 	}

@@ -93,10 +93,6 @@ func New(p Parts) (*Service, error) {
 	if err != nil {
 		return nil, fmt.Errorf("read boot id: %w", err)
 	}
-	devices, err := cdi.Open(p.Config.Runtime.CDIDirs)
-	if err != nil {
-		return nil, err
-	}
 	writable, err := containerDisk(p.Config.Root)
 	if err != nil {
 		return nil, err
@@ -104,7 +100,7 @@ func New(p Parts) (*Service, error) {
 	s := &Service{
 		writable:   writable,
 		Parts:      p,
-		cdi:        devices,
+		cdi:        cdi.Open(p.Config.Runtime.CDIDirs),
 		bootID:     strings.TrimSpace(string(boot)),
 		operations: operation.NewGroup(),
 		locks:      operation.NewLocks(),

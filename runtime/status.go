@@ -44,13 +44,19 @@ var codeOf = []struct {
 	{streaming.ErrClosed, codes.Unavailable},
 	{syscall.ENOSPC, codes.ResourceExhausted},
 	{syscall.EDQUOT, codes.ResourceExhausted},
-	{syscall.ENAMETOOLONG, codes.InvalidArgument}, // of a path that a request makes longer
-	{nri.ErrRefused, codes.FailedPrecondition},    // whatever a plugin asked for, the request was right
+	// Paths of requests that lead to something else than they should.
+	{syscall.ENAMETOOLONG, codes.InvalidArgument},
+	{syscall.ELOOP, codes.InvalidArgument},
+	{syscall.EISDIR, codes.InvalidArgument},
+	{syscall.ENOTDIR, codes.InvalidArgument},
+	{syscall.ENXIO, codes.InvalidArgument},
+	{nri.ErrRefused, codes.FailedPrecondition}, // whatever a plugin asked for, the request was right
 	{errInvalid, codes.InvalidArgument},
 	{spec.ErrUnsupported, codes.Unimplemented},
 	{oci.ErrUnsupported, codes.Unimplemented},
 	{oci.ErrLimit, codes.InvalidArgument},
 	{oci.ErrProgram, codes.InvalidArgument},
+	{oci.ErrRefused, codes.FailedPrecondition},
 	{oci.ErrNoCheckpoint, codes.Unimplemented},
 	{checkpoint.ErrExists, codes.AlreadyExists},
 	{checkpoint.ErrInvalid, codes.InvalidArgument},

@@ -196,15 +196,16 @@ func discard(f *os.File) {
 
 // finish records the end of the init: output first, then exit.json. It runs
 // once; the result is for the daemon.
-func (c *container) finish(status unix.WaitStatus, at time.Time, unknown string) (exit monitor.Exit, first bool) {
+func (c *container) finish(status unix.WaitStatus, at time.Time, unknown string, killed func(*container) bool) (exit monitor.Exit, first bool) {
 	c.once.Do(func() {
 		first = true
 		exit = monitor.Exit{ID: c.info.ID, PID: c.info.PID, StartTime: c.info.StartTime, At: at, Code: 255, Unknown: unknown}
 		if unknown == "" {
 			exit.Code = monitor.Code(status)
-			// The kernel counts a kill before it kills, and the cgroup lives
-			// until the daemon hears of this exit.
-			exit.OOMKilled = status.Signaled() && status.Signal() == unix.SIGKILL && c.info.Cgroups.OOMKills() > c.info.OOMKills
+		}
+		// The kernel counts a kill before it kills.
+		if killed(c) && unknown == "" {
+			exit.OOMKilled = status.Signaled() && status.Signal() == unix.SIGKILL
 		}
 		drained := c.drain()
 		c.endViewers()

@@ -35,7 +35,8 @@ var buffers = sync.Pool{New: func() any { b := make([]byte, 0, batchLimit+64<<10
 // openLog opens a log for appending. Its folder must exist; a symlink as last
 // element is refused.
 func openLog(path string) (int, error) {
-	fd, err := unix.Open(path, unix.O_WRONLY|unix.O_APPEND|unix.O_CREAT|unix.O_NOFOLLOW|unix.O_CLOEXEC|unix.O_NOCTTY, 0o640)
+	// Not to wait for the reader of a FIFO that somebody has put there.
+	fd, err := unix.Open(path, unix.O_WRONLY|unix.O_APPEND|unix.O_CREAT|unix.O_NOFOLLOW|unix.O_CLOEXEC|unix.O_NOCTTY|unix.O_NONBLOCK, 0o640)
 	if err != nil {
 		return -1, &os.PathError{Op: "open log", Path: path, Err: err}
 	}

@@ -30,6 +30,7 @@ type server struct {
 	socket   string
 	listener *net.UnixListener
 	reaper   *reaper
+	kills    kills
 
 	mu         sync.Mutex
 	containers map[string]*container // guarded by mu; nil while it is being made
@@ -382,12 +383,13 @@ func (s *server) settle(id string, c *container) {
 		return
 	}
 	s.containers[id] = c
+	s.kills.join(c)
 }
 
 // ended records an end and tells the daemon.
 func (s *server) ended(c *container, status unix.WaitStatus, at time.Time, unknown string) {
 	guard("end of "+c.info.ID, func() {
-		exit, first := c.finish(status, at, unknown)
+		exit, first := c.finish(status, at, unknown, s.kills.leave)
 		if !first {
 			return
 		}

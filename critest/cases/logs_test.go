@@ -4,8 +4,11 @@ import (
 	"bytes"
 	"crypto/sha256"
 	"fmt"
+	"google.golang.org/grpc/codes"
 	"os"
+	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -119,4 +122,30 @@ func digestOf(s string) string {
 		return fmt.Sprintf("%q", s)
 	}
 	return fmt.Sprintf("%d bytes, sha256 %.8x, ending %q", len(s), sha256.Sum256([]byte(s)), s[len(s)-30:])
+}
+
+// A log path that leads to something else than a file is refused at once; a FIFO
+// that somebody has planted there holds nobody up.
+func TestLogsThatAreNoFiles(t *testing.T) {
+	e := start(t, node.Options{})
+	e.pull(images.Busybox)
+	config := e.sandbox()
+	pod := e.run(config)
+	if err := os.MkdirAll(config.GetLogDirectory()+"/dir", 0o755); err != nil {
+		t.Fatal(err)
+	}
+	for name, make := range map[string]func(string) error{
+		"fifo": func(path string) error { return syscall.Mkfifo(path, 0o644) },
+		"dir":  func(string) error { return nil },
+		"link": func(path string) error { return os.Symlink("/etc/passwd", path) },
+	} {
+		c := command("main-"+name, "true")
+		c.LogPath = name
+		if err := make(filepath.Join(config.GetLogDirectory(), name)); err != nil {
+			t.Fatal(err)
+		}
+		_, err := e.rt.CreateContainer(e.ctx, &cri.CreateContainerRequest{PodSandboxId: pod, Config: c, SandboxConfig: config})
+		e.refused("a "+name+" for a log", err, codes.InvalidArgument, name)
+	}
+	e.removePod(pod)
 }

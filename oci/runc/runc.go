@@ -142,7 +142,11 @@ func (r *Runtime) createError(c monitor.Create, err error) error {
 	if text == "" && refused.ExitCode < 0 {
 		text = refused.Text
 	}
-	return &oci.ExecError{Args: c.Args, ExitCode: refused.ExitCode, Stderr: bounded(text), Err: sentinelOf(text)}
+	cause := sentinelOf(text)
+	if cause == nil && refused.ExitCode > 0 {
+		cause = oci.ErrRefused
+	}
+	return &oci.ExecError{Args: c.Args, ExitCode: refused.ExitCode, Stderr: bounded(text), Err: cause}
 }
 
 // Start implements oci.Runtime.

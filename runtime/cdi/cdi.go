@@ -16,6 +16,8 @@ package cdi
 import (
 	"fmt"
 	"maps"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -28,22 +30,40 @@ import (
 
 // Devices looks devices up in the CDI files of some directories.
 type Devices struct {
-	dirs  []string
-	cache *lib.Cache
+	dirs []string
 	// mu keeps the errors that a container is told those of its own look.
-	mu sync.Mutex
+	mu    sync.Mutex
+	cache *lib.Cache // made at the first look; guarded by mu
 }
 
-// Open is a look-up in dirs, which need not exist. Nothing is watched and
-// nothing must be closed.
-func Open(dirs []string) (*Devices, error) {
-	// The library would also follow the directories itself; a look at each
-	// request for a device costs little and can miss no change.
-	cache, err := lib.NewCache(lib.WithSpecDirs(dirs...), lib.WithAutoRefresh(false))
-	if err != nil {
-		return nil, fmt.Errorf("read CDI directories %v: %w", dirs, err)
+// Open is a look-up in dirs, which need not exist. Nothing is read before a
+// container wants a device, nothing is watched and nothing must be closed.
+func Open(dirs []string) *Devices { return &Devices{dirs: dirs} }
+
+// look reads the CDI files anew. The library would also follow the directories
+// itself; a look at each request for a device costs little and misses no change.
+func (d *Devices) look() error {
+	for _, dir := range d.dirs {
+		files, _ := filepath.Glob(filepath.Join(dir, "*"))
+		for _, file := range files {
+			// The library would wait for the writer of a FIFO.
+			info, err := os.Stat(file)
+			if ext := filepath.Ext(file); err == nil && (ext == ".json" || ext == ".yaml") && !info.Mode().IsRegular() {
+				return spec.Invalid("CDI_devices", "", file+" is no regular file; no CDI file can be read until it is gone")
+			}
+		}
 	}
-	return &Devices{dirs: dirs, cache: cache}, nil
+	var err error
+	if d.cache == nil {
+		d.cache, err = lib.NewCache(lib.WithSpecDirs(d.dirs...), lib.WithAutoRefresh(false))
+	} else {
+		// Its error is the list of broken files, which is told where it matters.
+		_ = d.cache.Refresh()
+	}
+	if err != nil {
+		return fmt.Errorf("read CDI directories %v: %w", d.dirs, err)
+	}
+	return nil
 }
 
 // Inject adds the named devices to a specification. Without names it does
@@ -55,8 +75,9 @@ func (d *Devices) Inject(sp *rspec.Spec, names []string) error {
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	// Its error is the list of broken files, which is told where it matters.
-	_ = d.cache.Refresh()
+	if err := d.look(); err != nil {
+		return err
+	}
 	unknown, err := d.cache.InjectDevices(sp, names...)
 	if len(unknown) > 0 {
 		return spec.Invalid("CDI_devices", strings.Join(unknown, ","), d.whyUnknown())

@@ -6,6 +6,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 
 	rspec "github.com/opencontainers/runtime-spec/specs-go"
@@ -32,11 +33,20 @@ func write(t *testing.T, dir, name, text string) {
 
 func open(t *testing.T, dirs ...string) *Devices {
 	t.Helper()
-	d, err := Open(dirs)
-	if err != nil {
+	return Open(dirs)
+}
+
+// A FIFO among the files is named; nothing waits for its writer.
+func TestFIFOIsNoFile(t *testing.T) {
+	dir := t.TempDir()
+	fifo := filepath.Join(dir, "a.json")
+	if err := syscall.Mkfifo(fifo, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	return d
+	err := open(t, dir).Inject(container(), []string{"vendor.test/gpu=0"})
+	if !errors.Is(err, spec.ErrInvalid) || !strings.Contains(err.Error(), fifo) {
+		t.Errorf("%v, want a refusal that names %s", err, fifo)
+	}
 }
 
 func container() *rspec.Spec {
