@@ -405,7 +405,7 @@ func checkLength(field, path string) error {
 	}
 	for name := range strings.SplitSeq(path, "/") {
 		if len(name) > part {
-			return fmt.Errorf("%w: %s has a name of more than %d bytes: %.40q...", errInvalid, field, part, name)
+			return fmt.Errorf("%w: %s has a name of more than %d bytes, beginning %.40q", errInvalid, field, part, name)
 		}
 	}
 	return nil
