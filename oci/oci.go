@@ -34,9 +34,9 @@ var (
 	ErrNotRunning = errors.New("container is not running")
 	// ErrUnsupported: the node's monitor is of an older release that cannot do it.
 	ErrUnsupported = errors.New("unsupported by the running monitor")
-	// ErrRefused: the binary cannot make a container of the specification, for a
-	// reason that only its words tell.
-	ErrRefused = errors.New("the OCI runtime refuses the container")
+	// ErrRefused: the binary cannot make a container of the specification, or give
+	// it those limits, for a reason that only its words tell.
+	ErrRefused = errors.New("the OCI runtime refuses")
 	// ErrProgram: the container has no such program, or one that cannot be run.
 	ErrProgram = errors.New("the program cannot be run")
 	// ErrLimit: the kernel refuses the value of a resource limit.

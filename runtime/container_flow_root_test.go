@@ -55,8 +55,11 @@ func TestEachStepOfCreateContainerFails(t *testing.T) {
 			mend := tc.spoil()
 			_, err := n.CreateContainer(t.Context(), request)
 			code := codes.Unknown
-			if name == "mount source" {
+			switch name {
+			case "mount source", "log directory":
 				code = codes.InvalidArgument
+			case "runc", "runc at last":
+				code = codes.FailedPrecondition
 			}
 			n.refused("create", err, code, tc.words...)
 			mend()
@@ -256,7 +259,7 @@ func TestRetryAfterAFailedUndo(t *testing.T) {
 	mendCreate, mendDelete := n.tell("late-create"), n.tell("fail-delete")
 	request := n.container(pod, "c", forever)
 	_, err := n.CreateContainer(t.Context(), request)
-	n.refused("create", err, codes.Unknown, "late-create was told to", "fail-delete was told to")
+	n.refused("create", err, codes.FailedPrecondition, "late-create was told to", "fail-delete was told to")
 	if len(n.containers()) != 0 {
 		t.Error("half a container is listed")
 	}

@@ -107,7 +107,7 @@ func TestUpdateContainerResources(t *testing.T) {
 	} {
 		code := codes.InvalidArgument
 		if bad.MemoryLimitInBytes != 0 {
-			code = codes.Unknown // runc's refusal, which has no name
+			code = codes.FailedPrecondition // runc's refusal, which has no name
 		}
 		n.refused(word, update(bad), code, word)
 		if got := n.limits(id); got != now {

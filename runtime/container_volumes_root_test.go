@@ -64,8 +64,8 @@ func TestEachStepWithAnImageVolumeFails(t *testing.T) {
 	}{
 		"layer":        {away, "", codes.Unknown, true, []string{"at step mount image volumes", "mounts[2].image", "no such file"}},
 		"sub path":     {func() func() { return func() {} }, "etc/none", codes.InvalidArgument, true, []string{`mounts[2].image_sub_path "etc/none"`}},
-		"runc":         {func() func() { return n.tell("fail-create") }, "", codes.Unknown, false, []string{"fail-create was told to"}},
-		"runc at last": {func() func() { return n.tell("late-create") }, "etc", codes.Unknown, false, []string{"late-create was told to"}},
+		"runc":         {func() func() { return n.tell("fail-create") }, "", codes.FailedPrecondition, false, []string{"fail-create was told to"}},
+		"runc at last": {func() func() { return n.tell("late-create") }, "etc", codes.FailedPrecondition, false, []string{"late-create was told to"}},
 	} {
 		t.Run(what, func(t *testing.T) {
 			n := n.sub(t)

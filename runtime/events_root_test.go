@@ -75,7 +75,7 @@ func TestEventsOfFlows(t *testing.T) {
 	want[refused] = unborn
 	mend = n.tell("fail-create")
 	_, err = n.CreateContainer(t.Context(), n.container(pod, "half", forever))
-	n.refused("create", err, codes.Unknown, "fail-create was told to")
+	n.refused("create", err, codes.FailedPrecondition, "fail-create was told to")
 	mend()
 	left := n.runContainer(pod, "left", forever)
 	want[left] = whole

@@ -326,7 +326,7 @@ func TestPluginsAdjustWrongly(t *testing.T) {
 		"CDI device":         {func(a *api.ContainerAdjustment) { a.AddCDIDevice(&api.CDIDevice{Name: "no.such/dev=ice"}) }, codes.FailedPrecondition, []string{"no.such/dev=ice"}},
 		"mount source": {func(a *api.ContainerAdjustment) {
 			a.AddMount(&api.Mount{Destination: "/x", Type: "bind", Source: n.dir + "/no-such", Options: []string{"bind"}})
-		}, codes.Unknown, []string{"no-such"}},
+		}, codes.FailedPrecondition, []string{"no-such"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			n := n.sub(t)

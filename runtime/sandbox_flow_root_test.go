@@ -50,8 +50,8 @@ func TestEachStepOfRunPodSandboxFails(t *testing.T) {
 		"ADD":          {func() func() { return n.tell("fail-ADD") }, codes.Unknown, []string{"network setup", "fail-ADD was told to"}, false},
 		"ADD at last":  {func() func() { return n.tell("late-ADD") }, codes.Unknown, []string{"network setup", "late-ADD was told to"}, false},
 		"pause bundle": {func() func() { return n.readOnly("state/containers") }, codes.Unknown, []string{"start pause", "read-only"}, false},
-		"create pause": {func() func() { return n.tell("fail-create") }, codes.Unknown, []string{"start pause", "create pause", "fail-create was told to"}, false},
-		"create at last": {func() func() { return n.tell("late-create") }, codes.Unknown,
+		"create pause": {func() func() { return n.tell("fail-create") }, codes.FailedPrecondition, []string{"start pause", "create pause", "fail-create was told to"}, false},
+		"create at last": {func() func() { return n.tell("late-create") }, codes.FailedPrecondition,
 			[]string{"start pause", "create pause", "late-create was told to"}, false},
 		"start pause": {func() func() { return n.tell("fail-start") }, codes.Unknown, []string{"start pause", "fail-start was told to"}, false},
 	} {

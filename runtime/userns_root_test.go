@@ -46,14 +46,14 @@ func TestEachStepWithAUserNamespaceFails(t *testing.T) {
 	}{
 		"namespaces":     {func() func() { return n.readOnly("state/namespaces") }, codes.Unknown, []string{"pin namespaces", "read-only"}, false, true},
 		"ADD at last":    {func() func() { return n.tell("late-ADD") }, codes.Unknown, []string{"network setup", "late-ADD was told to"}, false, false},
-		"create pause":   {func() func() { return n.tell("fail-create") }, codes.Unknown, []string{"start pause", "fail-create was told to"}, false, false},
-		"create at last": {func() func() { return n.tell("late-create") }, codes.Unknown, []string{"start pause", "late-create was told to"}, false, false},
+		"create pause":   {func() func() { return n.tell("fail-create") }, codes.FailedPrecondition, []string{"start pause", "fail-create was told to"}, false, false},
+		"create at last": {func() func() { return n.tell("late-create") }, codes.FailedPrecondition, []string{"start pause", "late-create was told to"}, false, false},
 		"layer": {func() func() {
 			must(t, os.Rename(img.Layers[0], img.Layers[0]+".away"))
 			return func() { must(t, os.Rename(img.Layers[0]+".away", img.Layers[0])) }
 		}, codes.Unknown, []string{"mount rootfs", "no such file"}, true, false},
-		"container":         {func() func() { return n.tell("fail-create") }, codes.Unknown, []string{"create in the OCI runtime", "fail-create was told to"}, true, false},
-		"container at last": {func() func() { return n.tell("late-create") }, codes.Unknown, []string{"create in the OCI runtime", "late-create was told to"}, true, false},
+		"container":         {func() func() { return n.tell("fail-create") }, codes.FailedPrecondition, []string{"create in the OCI runtime", "fail-create was told to"}, true, false},
+		"container at last": {func() func() { return n.tell("late-create") }, codes.FailedPrecondition, []string{"create in the OCI runtime", "late-create was told to"}, true, false},
 	} {
 		t.Run(what, func(t *testing.T) {
 			n := n.sub(t)

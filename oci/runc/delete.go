@@ -29,6 +29,9 @@ func (r *Runtime) Update(ctx context.Context, id string, res *rspec.LinuxResourc
 		return fmt.Errorf("encode resources of %s: %w", id, err)
 	}
 	_, err = r.run(ctx, strings.NewReader(string(data)), "update", "--resources", "-", id)
+	if e := (*oci.ExecError)(nil); errors.As(err, &e) && e.Err == nil && e.ExitCode > 0 {
+		e.Err = oci.ErrRefused
+	}
 	return err
 }
 
