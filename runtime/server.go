@@ -58,7 +58,7 @@ func (s *Service) Server() *grpc.Server {
 	)
 	cri.RegisterRuntimeServiceServer(g, s)
 	cri.RegisterImageServiceServer(g, &imageService{service: s})
-	g.RegisterService(&adminDesc, s)
+	g.RegisterService(adminService, s)
 	return g
 }
 

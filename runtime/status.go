@@ -15,6 +15,7 @@ import (
 	"berth/oci"
 	"berth/oci/checkpoint"
 	"berth/oci/spec"
+	"berth/runtime/admin"
 	"berth/runtime/nri"
 	"berth/runtime/streaming"
 	"berth/sandbox"
@@ -52,6 +53,7 @@ var codeOf = []struct {
 	{syscall.ENXIO, codes.InvalidArgument},
 	{nri.ErrRefused, codes.FailedPrecondition}, // whatever a plugin asked for, the request was right
 	{errInvalid, codes.InvalidArgument},
+	{admin.ErrInvalid, codes.InvalidArgument},
 	{spec.ErrUnsupported, codes.Unimplemented},
 	{oci.ErrUnsupported, codes.Unimplemented},
 	{oci.ErrLimit, codes.InvalidArgument},

@@ -17,6 +17,7 @@ var rooms = map[string][]string{
 	"berth/cmd/berth":          {"berth/..."},
 	"berth/cmd/berth-monitor":  {"berth/oci/monitor"},
 	"berth/runtime":            {"berth/sandbox/...", "berth/image/...", "berth/oci/...", "berth/network/...", "berth/runtime/..."},
+	"berth/runtime/admin":      {},
 	"berth/runtime/apparmor":   {},
 	"berth/runtime/cdi":        {"berth/oci/spec"},
 	"berth/runtime/config":     {},
@@ -45,7 +46,7 @@ var rooms = map[string][]string{
 
 // reserved says which packages alone may import a foreign one.
 var reserved = map[string][]string{
-	"google.golang.org/grpc":                          {"berth/runtime", "berth/cmd/berth"},
+	"google.golang.org/grpc":                          {"berth/runtime", "berth/runtime/admin", "berth/cmd/berth"},
 	"k8s.io/cri-api/pkg/apis/runtime/v1":              {"berth/runtime", "berth/runtime/nri", "berth/runtime/resolve", "berth/runtime/selinux", "berth/runtime/metrics", "berth/sandbox", "berth/oci/spec", "berth/network"},
 	"github.com/containernetworking/cni/libcni":       {"berth/network"},
 	"github.com/containerd/nri/pkg/adaptation":        {"berth/runtime/nri"},
