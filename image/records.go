@@ -158,6 +158,7 @@ func (d *disk) saveImages(root string, m images) error {
 	if err != nil {
 		return fmt.Errorf("save image records: %w", err)
 	}
+	d.keepReserve(root)
 	return nil
 }
 

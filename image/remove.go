@@ -2,9 +2,7 @@ package image
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"syscall"
 )
 
 // Remove takes an image away, whichever of its names or ids is given: all its
@@ -28,7 +26,7 @@ func (s *Store) Remove(ctx context.Context, ref string) error {
 	if s.heldBy()[r.ID] {
 		gone := img.clone()
 		gone.Tags, gone.Digests, gone.Removed = nil, nil, true
-		return s.commit(s.images.with(r.ID, gone))
+		return s.commitBy(s.disk.saveShorter, s.images.with(r.ID, gone))
 	}
 	return s.forget(r.ID)
 }
@@ -36,13 +34,13 @@ func (s *Store) Remove(ctx context.Context, ref string) error {
 // forget deletes an image for good. Called with change held.
 func (s *Store) forget(id string) error {
 	img := s.images[id]
-	err := s.commit(s.images.with(id, nil))
-	full := errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT)
+	err := s.commitBy(s.disk.saveShorter, s.images.with(id, nil))
+	full := full(err)
 	if err != nil && !full {
 		return err
 	}
 	if full {
-		// Not even the records can be written. Free the layers first: records
+		// No room for the records, and no reserve. Free the layers first: records
 		// whose layers are missing are dropped at the next start.
 		s.images = s.images.with(id, nil)
 		s.publish()
@@ -52,7 +50,7 @@ func (s *Store) forget(id string) error {
 	s.dropBlobs()
 	if full {
 		s.trash.wait(s.life)
-		return s.commit(s.images)
+		return s.commitBy(s.disk.saveShorter, s.images)
 	}
 	s.publish()
 	return nil
@@ -65,8 +63,10 @@ func (s *Store) dropBlobs() {
 }
 
 // commit saves new records and makes them visible. Called with change held.
-func (s *Store) commit(m images) error {
-	if err := s.disk.saveImages(s.opt.Root, m); err != nil {
+func (s *Store) commit(m images) error { return s.commitBy(s.disk.saveImages, m) }
+
+func (s *Store) commitBy(save func(root string, m images) error, m images) error {
+	if err := save(s.opt.Root, m); err != nil {
 		return err
 	}
 	s.images = m

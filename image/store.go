@@ -143,10 +143,11 @@ func (s *Store) load(ctx context.Context) (err error) {
 		}
 	}
 	if _, err := os.Stat(filepath.Join(s.opt.Root, refsFile)); err != nil || len(kept) != len(stored) {
-		if err := s.disk.saveImages(s.opt.Root, kept); err != nil {
+		if err := s.disk.saveShorter(s.opt.Root, kept); err != nil {
 			return err
 		}
 	}
+	s.disk.keepReserve(s.opt.Root)
 	s.images = kept
 	s.layers.sweep()
 	if err := s.blobs.Sweep(s.wantsBlob); err != nil {
@@ -304,7 +305,7 @@ func (s *Store) record(id string, img *saved) *Record {
 func (s *Store) overhead() layer.Usage {
 	at := func(part string) string { return filepath.Join(s.opt.Root, part) }
 	var u layer.Usage
-	for _, dir := range []string{"", "layers", "staging", "trash", refsFile} {
+	for _, dir := range []string{"", "layers", "staging", "trash", refsFile, reserveFile} {
 		u = u.Add(layer.UsageOf(at(dir)))
 	}
 	current, err := os.Stat(at(refsFile))
