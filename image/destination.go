@@ -66,12 +66,14 @@ func (d *destination) TryReusingBlob(ctx context.Context, info types.BlobInfo, _
 	reused := types.BlobInfo{Digest: info.Digest, Size: info.Size}
 	for {
 		if d.run.reuse(diffID) {
+			d.run.job.track.layer(info.Digest, StageReused)
 			return true, reused, nil
 		}
 		cl, mine := d.run.store.claims.get(diffID)
 		if mine {
 			if d.run.reuse(diffID) { // finished between the two looks
 				d.run.store.claims.settle(cl)
+				d.run.job.track.layer(info.Digest, StageReused)
 				return true, reused, nil
 			}
 			d.run.mu.Lock()
@@ -131,6 +133,7 @@ func (d *destination) PutBlob(ctx context.Context, stream io.Reader, info types.
 	d.run.have[e.key.diffID] = e
 	d.run.mu.Unlock()
 	d.run.giveUp(info.Digest)
+	d.run.job.track.layer(info.Digest, StageDone)
 	return types.BlobInfo{Digest: info.Digest, Size: d.run.sizeOf[info.Digest]}, nil
 }
 
@@ -160,6 +163,7 @@ func (d *destination) unpack(ctx context.Context, stream io.Reader, blob digest.
 	if err != nil {
 		return nil, d.failed(fmt.Errorf("unpack layer %s: %w", blob, contentError(err)))
 	}
+	r.job.track.layer(blob, StageVerifying)
 	want := r.diffOf[blob]
 	if got != want {
 		return nil, d.failed(fmt.Errorf("%w: layer %s unpacks to diff_id %s, the config says %s", ErrInvalidImage, blob, got, want))
@@ -244,6 +248,7 @@ func (d *destination) Commit(ctx context.Context, _ types.UnparsedImage) error {
 	if err := ctx.Err(); err != nil {
 		return context.Cause(ctx)
 	}
+	d.run.job.track.enter(StageRecording)
 	if err := d.run.commit(); err != nil {
 		return d.failed(err)
 	}

@@ -135,13 +135,25 @@ func (s *Store) importDocker(ctx context.Context, file string) ([]string, error)
 				j.tags = append(j.tags, named.String())
 			}
 		}
-		id, err := s.fetch(ctx, j)
+		id, err := s.fetchFile(ctx, j, file)
 		if err != nil {
 			return done, err
 		}
 		done = append(done, firstName(j.tags, id))
 	}
 	return done, nil
+}
+
+// fetchFile fetches one image of an archive, for all to see.
+func (s *Store) fetchFile(ctx context.Context, j job, file string) (string, error) {
+	j.track = s.board.begin("import", firstName(j.tags, file))
+	id, err := s.fetch(ctx, j)
+	if err == nil {
+		j.track.end(id, nil)
+	} else {
+		j.track.end("", s.describe("import", file, err, nil))
+	}
+	return id, err
 }
 
 func firstName(tags []string, id string) string {
@@ -187,7 +199,7 @@ func (s *Store) importLayout(ctx context.Context, file string) ([]string, error)
 		if err != nil {
 			return done, err
 		}
-		n, err := s.importOne(ctx, job{ref: ref, sys: sys, parallel: true}, d, more)
+		n, err := s.importOne(ctx, layoutImage{job{ref: ref, sys: sys, parallel: true}, d, more, file})
 		if err != nil {
 			return done, err
 		}
@@ -234,16 +246,25 @@ func forHere(p *ispec.Platform) bool {
 	return p == nil || p.OS == "linux" && p.Architecture == runtime.GOARCH
 }
 
-// importOne takes in one entry of a layout's index.
-func (s *Store) importOne(ctx context.Context, j job, d ispec.Descriptor, more map[string][]string) (string, error) {
-	if n, ok := annotatedName(d.Annotations); ok {
+// layoutImage is one entry of a layout's index.
+type layoutImage struct {
+	job
+	entry ispec.Descriptor
+	more  map[string][]string // image id → further names
+	file  string
+}
+
+// importOne takes in one entry.
+func (s *Store) importOne(ctx context.Context, i layoutImage) (string, error) {
+	j, more := i.job, i.more
+	if n, ok := annotatedName(i.entry.Annotations); ok {
 		j.tags, j.repository = []string{n.tag()}, n
 		if n.tag() == "" {
 			j.tags = nil
 		}
 	}
 	j.tagsOf = func(id string) []string { return more[id] }
-	id, err := s.fetch(ctx, j)
+	id, err := s.fetchFile(ctx, j, i.file)
 	if err != nil {
 		return "", err
 	}

@@ -37,15 +37,17 @@ func (s *Store) Pull(ctx context.Context, r PullRequest) (string, error) {
 	}
 	key := n.String() + "\x00" + r.Credentials.key()
 	return s.flights.join(ctx, s.life, key, func(ctx context.Context) (string, error) {
-		id, err := s.pull(ctx, n, r.Credentials)
+		t := s.board.begin("pull", n.String())
+		id, err := s.pull(ctx, n, r.Credentials, t)
 		if err != nil {
-			return "", s.describe("pull image", n.String(), err, r.Credentials.secrets())
+			id, err = "", s.describe("pull image", n.String(), err, r.Credentials.secrets())
 		}
-		return id, nil
+		t.end(id, err)
+		return id, err
 	})
 }
 
-func (s *Store) pull(ctx context.Context, n name, c *Credentials) (string, error) {
+func (s *Store) pull(ctx context.Context, n name, c *Credentials, t *tracker) (string, error) {
 	sys, err := s.system(reference.Domain(n.named), c)
 	if err != nil {
 		return "", err
@@ -54,7 +56,7 @@ func (s *Store) pull(ctx context.Context, n name, c *Credentials) (string, error
 	if err != nil {
 		return "", fmt.Errorf("%w: %v", ErrInvalidReference, err)
 	}
-	j := job{ref: ref, sys: sys, repository: n}
+	j := job{ref: ref, sys: sys, repository: n, track: t}
 	if tag := n.tag(); tag != "" {
 		j.tags = []string{tag}
 	}
@@ -69,6 +71,7 @@ type job struct {
 	repository name                     // for digests; zero when there is none to speak of
 	tagsOf     func(id string) []string // more names, known by the image's id; may be nil
 	parallel   bool                     // the source may be read by several at once, whatever it says
+	track      *tracker
 }
 
 // fetch runs a job. A second round is needed when a stored layer turns out to

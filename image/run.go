@@ -86,7 +86,11 @@ func (r *run) inspect(ctx context.Context, policy *signature.PolicyContext) erro
 	if r.image, err = checkConfig(r.config, len(r.blobs.layers)); err != nil {
 		return err
 	}
-	return r.mapBlobs()
+	if err := r.mapBlobs(); err != nil {
+		return err
+	}
+	r.job.track.plan(r.blobs.layers)
+	return nil
 }
 
 func (r *run) readDocument(ctx context.Context, u *image.UnparsedImage) (document, error) {

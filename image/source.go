@@ -47,6 +47,7 @@ func (s *source) GetBlob(ctx context.Context, info types.BlobInfo, cache types.B
 	// A layer comes from the image's registry. An image must not be able to
 	// make the node fetch from wherever it likes.
 	info.URLs = nil
+	s.run.job.track.layer(info.Digest, StageFetching)
 	g := newGuard(ctx, s.run.store.opt.IdleTimeout)
 	stream, size, err := s.run.src.GetBlob(g.ctx, info, cache)
 	g.pause()
@@ -59,7 +60,7 @@ func (s *source) GetBlob(ctx context.Context, info types.BlobInfo, cache types.B
 		err = fmt.Errorf("%w: layer %s has %d bytes, the manifest says %d", ErrInvalidImage, info.Digest, size, want)
 	default:
 		settle := func() { s.run.giveUp(info.Digest) }
-		return &layerStream{guard: g, inner: stream, settle: settle}, size, nil
+		return &layerStream{guard: g, inner: stream, settle: settle, got: func(n int) { s.run.job.track.got(info.Digest, n) }}, size, nil
 	}
 	g.stop()
 	s.run.giveUp(info.Digest)

@@ -51,6 +51,7 @@ type Store struct {
 	view    atomic.Pointer[view]       // what readers see
 
 	flights flights
+	board   board
 	claims  claims
 	durable *durability
 	closing context.CancelFunc

@@ -53,12 +53,14 @@ type layerStream struct {
 	guard  *guard
 	inner  io.ReadCloser
 	settle func() // called once closed
+	got    func(bytes int)
 }
 
 func (l *layerStream) Read(b []byte) (int, error) {
 	l.guard.resume()
 	n, err := l.inner.Read(b)
 	l.guard.pause()
+	l.got(n)
 	if err != nil && err != io.EOF {
 		err = l.guard.explain(err)
 	}
