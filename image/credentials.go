@@ -104,7 +104,7 @@ func (s *Store) system(registry string, c *Credentials) (*types.SystemContext, e
 		DockerRegistryUserAgent:  "berth",
 	}
 	if s.opt.RegistriesConf != "" {
-		sys.SystemRegistriesConfDirPath = s.opt.RegistriesConf + ".d"
+		sys.SystemRegistriesConfDirPath = registriesDir(s.opt.RegistriesConf)
 	}
 	if s.opt.AuthFile == "" {
 		// Not root's own login: which registries the node may use is said by

@@ -61,6 +61,25 @@ func (m *Manager) ApplyPodCIDR(cidrs string) (string, error) {
 	return file, nil
 }
 
+// CheckTemplate tells whether a file can be Options.Template: it gives a valid
+// configuration for pods with IPv4 addresses, with IPv6 ones, or with both.
+func CheckTemplate(file string) error {
+	var first error
+	for _, cidrs := range []string{"10.0.0.0/24,fd00::/64", "10.0.0.0/24", "fd00::/64"} {
+		data, err := parseCIDRs(cidrs)
+		if err == nil {
+			_, err = render(file, filepath.Dir(file), data)
+		}
+		if err == nil {
+			return nil
+		}
+		if first == nil {
+			first = err
+		}
+	}
+	return fmt.Errorf("%w %s: %w", ErrTemplate, file, first)
+}
+
 func parseCIDRs(list string) (templateData, error) {
 	var d templateData
 	var four, six bool

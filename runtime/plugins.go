@@ -29,7 +29,7 @@ const pluginUpdateLimit = 10 * time.Second
 // newPlugins prepares NRI where the configuration has it on; nil where not.
 func (s *Service) newPlugins() (*nri.Plugins, error) {
 	c := s.Config.NRI
-	if !wantsPlugins(c) {
+	if !WantsPlugins(c) {
 		return nil, nil
 	}
 	return nri.New(nri.Options{
@@ -57,9 +57,9 @@ func (s *Service) StartPlugins() error {
 	return err
 }
 
-// wantsPlugins: "auto" follows the socket's directory, which whoever installs
-// plugins makes.
-func wantsPlugins(c config.NRI) bool {
+// WantsPlugins tells whether NRI is on: "auto" follows the socket's directory,
+// which whoever installs plugins makes.
+func WantsPlugins(c config.NRI) bool {
 	if c.Enable != config.NRIAuto {
 		return c.Enable == config.NRIOn
 	}

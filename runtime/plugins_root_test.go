@@ -522,7 +522,7 @@ func TestWantsPlugins(t *testing.T) {
 		{config.NRIOn, dir + "/none/nri.sock", true}, {config.NRIOff, dir + "/nri.sock", false},
 		{config.NRIAuto, dir + "/nri.sock", true}, {config.NRIAuto, dir + "/none/nri.sock", false},
 	} {
-		if got := wantsPlugins(config.NRI{Enable: tc.enable, SocketPath: tc.socket}); got != tc.want {
+		if got := WantsPlugins(config.NRI{Enable: tc.enable, SocketPath: tc.socket}); got != tc.want {
 			t.Errorf("%s with %s: %v", tc.enable, filepath.Base(filepath.Dir(tc.socket)), got)
 		}
 	}

@@ -23,8 +23,21 @@ import (
 // client's that counts, and the client that is told (see replySizes).
 const maxRequest = 32 << 20
 
+// ErrNoSocket: where a socket is to be there is something else.
+var ErrNoSocket = errors.New("is no socket")
+
+// CheckSocket tells whether a socket can be made at path: there is nothing, or an
+// old socket. Else ErrNoSocket.
+func CheckSocket(path string) error {
+	if info, err := os.Lstat(path); err == nil && info.Mode().Type() != os.ModeSocket {
+		return fmt.Errorf("%s %w; move it away", path, ErrNoSocket)
+	}
+	return nil
+}
+
 // Listen makes the CRI socket with mode 0660 in a directory that others may
-// only pass through. A socket nobody listens on is replaced.
+// only pass through. A socket nobody listens on is replaced; what is no socket is
+// left alone, ErrNoSocket.
 func Listen(path string) (net.Listener, error) {
 	dir := filepath.Dir(path)
 	if err := os.MkdirAll(dir, 0o711); err != nil {
@@ -33,6 +46,9 @@ func Listen(path string) (net.Listener, error) {
 	if c, err := net.DialTimeout("unix", path, time.Second); err == nil {
 		_ = c.Close()
 		return nil, fmt.Errorf("socket %s: another process listens on it", path)
+	}
+	if err := CheckSocket(path); err != nil {
+		return nil, err
 	}
 	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return nil, fmt.Errorf("remove old socket: %w", err)

@@ -18,7 +18,7 @@ func cgroupDriver(configured string) (string, error) {
 	systemd := err == nil && info.IsDir()
 	switch {
 	case configured == config.Systemd && !systemd:
-		return "", fmt.Errorf("%w: key \"runtime.cgroup_driver\": systemd is not the init of this node (no %s)", config.ErrInvalid, systemdRuns)
+		return "", fmt.Errorf("systemd is not the init of this node (no %s)", systemdRuns)
 	case configured == config.Auto && systemd:
 		return config.Systemd, nil
 	case configured == config.Auto:

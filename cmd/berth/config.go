@@ -1,27 +1,17 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 
 	"github.com/spf13/cobra"
 
-	"berth/image"
 	"berth/runtime/config"
 )
 
-// load reads and checks a file, also where the meaning of a key is a leaf's.
-func load(file string) (config.Config, error) {
-	cfg, err := config.Load(file)
-	if err != nil {
-		return cfg, err
-	}
-	for _, p := range cfg.Image.Pinned {
-		if err := image.CheckPin(p); err != nil {
-			return cfg, fmt.Errorf("%s: %w: key \"image.pinned\": %w", file, config.ErrInvalid, err)
-		}
-	}
-	return cfg, nil
-}
+// load reads and checks a file with its drop-ins; for berth config check, for the
+// daemon's start and for its reload alike.
+func load(file string) (*config.File, error) { return config.Load(file, checkNode) }
 
 func configCommand() *cobra.Command {
 	c := &cobra.Command{Use: "config", Short: "Print or check the configuration file"}
@@ -36,12 +26,30 @@ func configCommand() *cobra.Command {
 			return err
 		},
 	}, &cobra.Command{
-		Use: "check FILE", Short: "Check a file as the daemon would at its start", Args: cobra.ExactArgs(1),
+		Use: "check FILE", Short: "Check a file and its drop-ins, FILE.d/*.toml, as the daemon does at its start", Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if _, err := load(args[0]); err != nil {
+			_, err := load(args[0])
+			var problems config.Problems
+			if errors.As(err, &problems) {
+				for _, p := range problems {
+					fmt.Fprintln(cmd.ErrOrStderr(), p)
+				}
+				return config.ErrInvalid
+			}
+			if err != nil {
 				return err
 			}
-			_, err := fmt.Fprintf(cmd.OutOrStdout(), "%s: ok\n", args[0])
+			_, err = fmt.Fprintf(cmd.OutOrStdout(), "%s: ok\n", args[0])
+			return err
+		},
+	}, &cobra.Command{
+		Use: "show FILE", Short: "Print every key as a file and its drop-ins set it, and where", Args: cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			f, err := config.Load(args[0])
+			if err != nil {
+				return err
+			}
+			_, err = fmt.Fprint(cmd.OutOrStdout(), f.Show())
 			return err
 		},
 	})

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 
 	rspec "github.com/opencontainers/runtime-spec/specs-go"
@@ -58,27 +59,31 @@ func (d *assembled) handlers(ctx context.Context, cfg config.Config, log *logrus
 func openHandlers(cfg config.Config, client *monitor.Client, parts *runtime.Parts) error {
 	parts.Handlers, parts.BaseSpecs = map[string]oci.Runtime{}, map[string]*rspec.Spec{}
 	for name, h := range cfg.Runtime.Handlers {
-		key := "runtime.handlers." + name
 		rt, err := runc.New(runc.Options{Binary: h.Path, Root: filepath.Join(cfg.State, "runc", name), Monitor: client})
 		if err != nil {
-			return fmt.Errorf("key %q: %w", key+".path", err)
+			return fmt.Errorf("key %q: %w", config.HandlerKey(name, "path"), err)
 		}
 		parts.Handlers[name] = rt
-		if h.CgroupWritable && !parts.Host.CgroupV2 {
-			return fmt.Errorf("%w: key %q: needs a node with cgroup v2", config.ErrInvalid, key+".cgroup_writable")
-		}
 		if h.BaseSpec == "" {
 			continue
 		}
-		data, err := os.ReadFile(h.BaseSpec)
-		if err != nil {
-			return fmt.Errorf("key %q: %w", key+".base_spec", err)
-		}
-		if parts.BaseSpecs[name], err = spec.ParseBase(data); err != nil {
-			return fmt.Errorf("key %q: %s: %w", key+".base_spec", h.BaseSpec, err)
+		if parts.BaseSpecs[name], err = readBaseSpec(h.BaseSpec); err != nil {
+			return fmt.Errorf("key %q: %w", config.HandlerKey(name, "base_spec"), err)
 		}
 	}
 	return nil
+}
+
+func readBaseSpec(path string) (*rspec.Spec, error) {
+	data, err := os.ReadFile(path)
+	if err != nil {
+		return nil, err
+	}
+	base, err := spec.ParseBase(data)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", path, err)
+	}
+	return base, nil
 }
 
 // retireHandlers makes drivers for handlers that are configured no more but
@@ -118,8 +123,8 @@ func monitorBinary(cfg config.Config) (string, error) {
 		}
 		path = filepath.Join(filepath.Dir(self), "berth-monitor")
 	}
-	if _, err := os.Stat(path); err != nil {
-		return "", fmt.Errorf("find berth-monitor (key \"monitor\"): %w", err)
+	if _, err := exec.LookPath(path); err != nil {
+		return "", fmt.Errorf("find berth-monitor: %w", err)
 	}
 	return path, nil
 }

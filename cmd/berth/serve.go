@@ -35,11 +35,11 @@ func serveCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use: "serve", Short: "Run the CRI daemon", Args: cobra.NoArgs,
 		RunE: func(*cobra.Command, []string) error {
-			cfg, err := load(file)
+			f, err := load(file)
 			if err != nil {
 				return err
 			}
-			return serve(cfg)
+			return serve(f.Config)
 		},
 	}
 	c.Flags().StringVar(&file, "config", "", "TOML configuration file; none: the defaults (see berth config default)")
@@ -145,7 +145,7 @@ func assemble(ctx context.Context, cfg config.Config, log *logrus.Entry) (*assem
 		return nil, err
 	}
 	if parts.Config.Runtime.CgroupDriver, err = cgroupDriver(cfg.Runtime.CgroupDriver); err != nil {
-		return nil, err
+		return nil, fmt.Errorf("key \"runtime.cgroup_driver\": %w", err)
 	}
 	if parts.Host.AppArmorEnabled {
 		parts.AppArmor = apparmor.New()

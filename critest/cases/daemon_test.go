@@ -22,6 +22,7 @@ import (
 func (e *env) berth(args ...string) (string, int) {
 	e.Helper()
 	cmd := exec.CommandContext(e.ctx, filepath.Join(e.Bin, "berth"), args...)
+	cmd.Env = append(os.Environ(), "PATH="+filepath.Join(e.Deps, "bin")+":"+os.Getenv("PATH")) // the default handler is just "runc"
 	out, err := cmd.CombinedOutput()
 	if cmd.ProcessState == nil {
 		e.Fatalf("run berth %v: %v", args, err)

@@ -1,6 +1,7 @@
 package spec
 
 import (
+	"fmt"
 	"slices"
 	"strings"
 
@@ -37,6 +38,17 @@ func DefaultCapabilities() []string {
 		"CAP_SETUID", "CAP_SETPCAP", "CAP_NET_BIND_SERVICE", "CAP_NET_RAW", "CAP_SYS_CHROOT",
 		"CAP_MKNOD", "CAP_AUDIT_WRITE", "CAP_SETFCAP",
 	}
+}
+
+// CheckCapabilities tells which of some names is no capability; they are written
+// as Options.Capabilities may have them.
+func CheckCapabilities(names []string) error {
+	for _, name := range names {
+		if _, _, err := parseCapabilities("", []string{name}); err != nil {
+			return fmt.Errorf("%q is no capability", name)
+		}
+	}
+	return nil
 }
 
 const capabilityFields = security + ".capabilities."

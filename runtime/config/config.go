@@ -1,34 +1,32 @@
-// Package config is berth's one configuration file: its schema, defaults and
-// checks. The file is TOML and strict: an unknown key, a wrong type or a value
-// out of range is refused with the key and, where TOML gives one, the line.
+// Package config is berth's configuration: its schema, defaults and checks, how
+// files are merged, and what a running daemon can take over.
 //
-// It owns no state and reads nothing but the file it is given. Paths are those
-// of the running host; nothing is created here.
+// It owns no state and reads nothing but the file it is given and its drop-ins,
+// FILE.d/*.toml. Files are TOML and strict: an unknown key, a wrong type or a
+// value out of range is refused with file, line and key. Paths are those of the
+// running host; nothing is created here, and what a named file holds is checked
+// by whoever knows its format, see Load.
+//
+// Terms: a "key" is written with its tables, cni.conf_dir; a "place" is where a
+// file sets one; a key is "live" (tag live) when a daemon takes its new value
+// over without a restart.
 package config
 
 import (
 	"bytes"
-	"errors"
 	"fmt"
-	"net/netip"
-	"os"
-	"path/filepath"
 	"strings"
 	"time"
-	"unicode"
 
 	"github.com/pelletier/go-toml/v2"
 )
-
-// ErrInvalid wraps every refusal of a file or value.
-var ErrInvalid = errors.New("invalid configuration")
 
 // Config is the whole file. Every key has a default; see Default.
 type Config struct {
 	Root      string    `toml:"root" comment:"Records, images and writable layers; survives a reboot. One daemon per root."`
 	State     string    `toml:"state" comment:"Sockets, pinned namespaces, mounts and bundles; on a filesystem that a reboot empties."`
 	Socket    string    `toml:"socket" comment:"The CRI socket, mode 0660 root:root."`
-	LogLevel  string    `toml:"log_level" comment:"trace, debug, info, warning or error."`
+	LogLevel  string    `toml:"log_level" live:"yes" comment:"trace, debug, info, warning or error."`
 	Monitor   string    `toml:"monitor" comment:"The berth-monitor binary. Empty: the one beside the berth binary."`
 	CNI       CNI       `toml:"cni" comment:"Pod networks."`
 	Image     Image     `toml:"image" comment:"Pulling and keeping images."`
@@ -65,28 +63,28 @@ type CNI struct {
 
 // Image configures package image.
 type Image struct {
-	RegistriesConf         string   `toml:"registries_conf" comment:"containers-registries.conf(5). Empty: the system's own files."`
-	Policy                 string   `toml:"policy" comment:"containers-policy.json(5). Empty: every image is accepted."`
-	AuthFile               string   `toml:"auth_file" comment:"containers-auth.json(5), used when a pull brings no credentials. Empty: none."`
-	MaxConcurrentDownloads int      `toml:"max_concurrent_downloads" comment:"Layers fetched at once, per pull (1 to 64)."`
-	IdleTimeout            Duration `toml:"idle_timeout" comment:"A layer that brings no byte for this long fails the pull."`
-	Pinned                 []string `toml:"pinned" comment:"Images that kubelet's garbage collection leaves alone: a reference, the beginning of one and a *, or a part of one between two *."`
-	KeepLayerBlobs         bool     `toml:"keep_layer_blobs" comment:"Also keep layers as they were fetched, compressed."`
+	RegistriesConf         string   `toml:"registries_conf" live:"yes" comment:"containers-registries.conf(5). Empty: the system's own files."`
+	Policy                 string   `toml:"policy" live:"yes" comment:"containers-policy.json(5). Empty: every image is accepted."`
+	AuthFile               string   `toml:"auth_file" live:"yes" comment:"containers-auth.json(5), used when a pull brings no credentials. Empty: none."`
+	MaxConcurrentDownloads int      `toml:"max_concurrent_downloads" live:"yes" comment:"Layers fetched at once, per pull (1 to 64)."`
+	IdleTimeout            Duration `toml:"idle_timeout" live:"yes" comment:"A layer that brings no byte for this long fails the pull."`
+	Pinned                 []string `toml:"pinned" live:"yes" comment:"Images that kubelet's garbage collection leaves alone: a reference, the beginning of one and a *, or a part of one between two *."`
+	KeepLayerBlobs         bool     `toml:"keep_layer_blobs" live:"yes" comment:"Also keep layers as they were fetched, compressed."`
 }
 
 // Runtime configures sandboxes and containers.
 type Runtime struct {
 	DefaultHandler      string             `toml:"default_handler" comment:"Handler of pods that name none (runtime_handler empty)."`
-	DefaultCapabilities []string           `toml:"default_capabilities" comment:"Capabilities of a container that is not privileged, before add and drop."`
-	NofileSoft          uint64             `toml:"nofile_soft" comment:"RLIMIT_NOFILE of containers, soft."`
-	NofileHard          uint64             `toml:"nofile_hard" comment:"RLIMIT_NOFILE of containers, hard; lowered to the daemon's own where it cannot be raised."`
-	ShmSize             int64              `toml:"shm_size" comment:"Bytes of a pod's /dev/shm."`
-	MaxLogLine          int                `toml:"max_log_line" comment:"Bytes of one log piece; a longer line is split into P pieces (256 to 1048576)."`
+	DefaultCapabilities []string           `toml:"default_capabilities" live:"yes" comment:"Capabilities of a container that is not privileged, before add and drop."`
+	NofileSoft          uint64             `toml:"nofile_soft" live:"yes" comment:"RLIMIT_NOFILE of containers, soft."`
+	NofileHard          uint64             `toml:"nofile_hard" live:"yes" comment:"RLIMIT_NOFILE of containers, hard; lowered to the daemon's own where it cannot be raised."`
+	ShmSize             int64              `toml:"shm_size" live:"yes" comment:"Bytes of a pod's /dev/shm."`
+	MaxLogLine          int                `toml:"max_log_line" live:"yes" comment:"Bytes of one log piece; a longer line is split into P pieces (256 to 1048576)."`
 	CgroupDriver        string             `toml:"cgroup_driver" comment:"Who makes cgroups: systemd, cgroupfs, or auto (systemd where it runs the node). The kubelet asks for it."`
-	UnprivilegedPorts   bool               `toml:"unprivileged_ports" comment:"Let non-root processes of pods with a network of their own bind ports below 1024 and ping."`
-	MissingHostPath     string             `toml:"missing_host_path" comment:"What a mount does whose host path does not exist: create a directory there, or refuse the container."`
+	UnprivilegedPorts   bool               `toml:"unprivileged_ports" live:"yes" comment:"Let non-root processes of pods with a network of their own bind ports below 1024 and ping."`
+	MissingHostPath     string             `toml:"missing_host_path" live:"yes" comment:"What a mount does whose host path does not exist: create a directory there, or refuse the container."`
 	SELinux             bool               `toml:"selinux" comment:"Confine pods by SELinux, on a node that has it."`
-	CDIDirs             []string           `toml:"cdi_dirs" comment:"Directories of CDI files (devices by name); of two files for one device that in the later directory counts. Read when a container asks for one."`
+	CDIDirs             []string           `toml:"cdi_dirs" live:"yes" comment:"Directories of CDI files (devices by name); of two files for one device that in the later directory counts. Read when a container asks for one."`
 	Handlers            map[string]Handler `toml:"handlers" comment:"Runtime handlers by name."`
 }
 
@@ -126,8 +124,20 @@ type Streaming struct {
 // Duration is a time.Duration written as "30s" or "5m".
 type Duration time.Duration
 
-// MarshalText writes d in Go's form.
-func (d Duration) MarshalText() ([]byte, error) { return []byte(time.Duration(d).String()), nil }
+// String is the shortest form that can be read: 2m, not 2m0s.
+func (d Duration) String() string {
+	s := time.Duration(d).String()
+	if strings.HasSuffix(s, "m0s") {
+		s = strings.TrimSuffix(s, "0s")
+	}
+	if strings.HasSuffix(s, "h0m") {
+		s = strings.TrimSuffix(s, "0m")
+	}
+	return s
+}
+
+// MarshalText writes String's form.
+func (d Duration) MarshalText() ([]byte, error) { return []byte(d.String()), nil }
 
 // UnmarshalText reads Go's form; a bare number is refused.
 func (d *Duration) UnmarshalText(b []byte) error {
@@ -156,176 +166,6 @@ func Default() Config {
 		NRI: NRI{Enable: NRIAuto, SocketPath: "/var/run/nri/nri.sock", PluginPath: "/opt/nri/plugins", PluginConfigPath: "/etc/nri/conf.d",
 			RegistrationTimeout: Duration(5 * time.Second), RequestTimeout: Duration(5 * time.Second)},
 	}
-}
-
-// Load reads and checks a file; an empty path gives the defaults. Keys that
-// the file leaves out keep their defaults, except that a [runtime.handlers]
-// table replaces the default one whole.
-func Load(path string) (Config, error) {
-	if path == "" {
-		c := Default()
-		return c, c.Check()
-	}
-	b, err := os.ReadFile(path)
-	if err != nil {
-		return Config{}, fmt.Errorf("read configuration: %w", err)
-	}
-	c, err := parse(b)
-	if err != nil {
-		return Config{}, fmt.Errorf("%s: %w", path, err)
-	}
-	return c, nil
-}
-
-func parse(b []byte) (Config, error) {
-	c := Default()
-	handlers := c.Runtime.Handlers
-	c.Runtime.Handlers = nil
-	dec := toml.NewDecoder(bytes.NewReader(b))
-	dec.DisallowUnknownFields()
-	if err := dec.Decode(&c); err != nil {
-		return Config{}, describe(err)
-	}
-	if c.Runtime.Handlers == nil {
-		c.Runtime.Handlers = handlers
-	}
-	return c, c.Check()
-}
-
-// describe turns the decoder's errors into one line with key and position.
-func describe(err error) error {
-	var missing *toml.StrictMissingError
-	if errors.As(err, &missing) && len(missing.Errors) > 0 {
-		line, _ := missing.Errors[0].Position()
-		return fmt.Errorf("%w: line %d: unknown key %q", ErrInvalid, line, dotted(missing.Errors[0].Key()))
-	}
-	var dec *toml.DecodeError
-	if errors.As(err, &dec) {
-		line, col := dec.Position()
-		return fmt.Errorf("%w: line %d, column %d: key %q: %s", ErrInvalid, line, col, dotted(dec.Key()), dec.Error())
-	}
-	return fmt.Errorf("%w: %w", ErrInvalid, err)
-}
-
-func dotted(k toml.Key) string {
-	var b bytes.Buffer
-	for i, p := range k {
-		if i > 0 {
-			b.WriteByte('.')
-		}
-		b.WriteString(p)
-	}
-	return b.String()
-}
-
-// Check refuses values that cannot work, naming the key.
-func (c Config) Check() error {
-	for _, p := range []struct{ key, path string }{{"root", c.Root}, {"state", c.State}, {"socket", c.Socket}, {"cni.conf_dir", c.CNI.ConfDir},
-		{"nri.socket_path", c.NRI.SocketPath}, {"nri.plugin_path", c.NRI.PluginPath}, {"nri.plugin_config_path", c.NRI.PluginConfigPath}} {
-		if !filepath.IsAbs(p.path) {
-			return fmt.Errorf("%w: key %q: %q is not an absolute path", ErrInvalid, p.key, p.path)
-		}
-	}
-	for _, o := range []struct{ key, path string }{{"socket", c.Socket}, {"nri.socket_path", c.NRI.SocketPath}} {
-		if len(o.path) > 107 {
-			return fmt.Errorf("%w: key %q: %q is longer than the 107 bytes of a Unix socket address", ErrInvalid, o.key, o.path)
-		}
-	}
-	if filepath.Clean(c.Root) == filepath.Clean(c.State) {
-		return fmt.Errorf("%w: keys \"root\" and \"state\" are both %q", ErrInvalid, c.Root)
-	}
-	for _, o := range []struct{ key, path string }{{"monitor", c.Monitor}, {"image.registries_conf", c.Image.RegistriesConf},
-		{"cni.conf_template", c.CNI.ConfTemplate}, {"image.policy", c.Image.Policy}, {"image.auth_file", c.Image.AuthFile},
-		{"streaming.tls_cert", c.Streaming.TLSCert}, {"streaming.tls_key", c.Streaming.TLSKey}} {
-		if o.path != "" && !filepath.IsAbs(o.path) {
-			return fmt.Errorf("%w: key %q: %q is not an absolute path", ErrInvalid, o.key, o.path)
-		}
-	}
-	for _, d := range c.CNI.BinDirs {
-		if !filepath.IsAbs(d) {
-			return fmt.Errorf("%w: key \"cni.bin_dirs\": %q is not an absolute path", ErrInvalid, d)
-		}
-	}
-	for _, d := range c.Runtime.CDIDirs {
-		if !filepath.IsAbs(d) {
-			return fmt.Errorf("%w: key \"runtime.cdi_dirs\": %q is not an absolute path", ErrInvalid, d)
-		}
-	}
-	return c.checkValues()
-}
-
-func (c Config) checkValues() error {
-	ranges := []struct {
-		key          string
-		v, low, high int64
-	}{
-		{"image.max_concurrent_downloads", int64(c.Image.MaxConcurrentDownloads), 1, 64},
-		{"image.idle_timeout", int64(c.Image.IdleTimeout), int64(time.Second), int64(time.Hour)},
-		{"cni.timeout", int64(c.CNI.Timeout), int64(time.Second), int64(time.Hour)},
-		{"streaming.port", int64(c.Streaming.Port), 0, 65535},
-		{"streaming.url_lifetime", int64(c.Streaming.URLLifetime), int64(time.Second), int64(time.Hour)},
-		{"streaming.idle_timeout", int64(c.Streaming.IdleTimeout), int64(time.Second), int64(1000 * time.Hour)},
-		{"nri.plugin_registration_timeout", int64(c.NRI.RegistrationTimeout), int64(100 * time.Millisecond), int64(time.Minute)},
-		{"nri.plugin_request_timeout", int64(c.NRI.RequestTimeout), int64(100 * time.Millisecond), int64(time.Minute)},
-		{"runtime.max_log_line", int64(c.Runtime.MaxLogLine), 256, 1 << 20},
-		{"runtime.shm_size", c.Runtime.ShmSize, 4096, 1 << 40},
-	}
-	for _, r := range ranges {
-		if r.v < r.low || r.v > r.high {
-			return fmt.Errorf("%w: key %q: %d is outside %d to %d", ErrInvalid, r.key, r.v, r.low, r.high)
-		}
-	}
-	if _, err := netip.ParseAddr(c.Streaming.Address); err != nil {
-		return fmt.Errorf("%w: key \"streaming.address\": %q is not an IP address", ErrInvalid, c.Streaming.Address)
-	}
-	if (c.Streaming.TLSCert == "") != (c.Streaming.TLSKey == "") {
-		return fmt.Errorf("%w: keys \"streaming.tls_cert\" %q and \"streaming.tls_key\" %q: both or none", ErrInvalid, c.Streaming.TLSCert, c.Streaming.TLSKey)
-	}
-	if c.Runtime.NofileSoft > c.Runtime.NofileHard || c.Runtime.NofileSoft == 0 {
-		return fmt.Errorf("%w: key \"runtime.nofile_soft\": %d is not between 1 and nofile_hard %d", ErrInvalid, c.Runtime.NofileSoft, c.Runtime.NofileHard)
-	}
-	switch c.LogLevel {
-	case "trace", "debug", "info", "warning", "error":
-	default:
-		return fmt.Errorf("%w: key \"log_level\": %q is none of trace, debug, info, warning, error", ErrInvalid, c.LogLevel)
-	}
-	if m := c.Runtime.MissingHostPath; m != Create && m != Refuse {
-		return fmt.Errorf("%w: key \"runtime.missing_host_path\": %q is neither create nor refuse", ErrInvalid, m)
-	}
-	switch c.Runtime.CgroupDriver {
-	case Systemd, Cgroupfs, Auto:
-	default:
-		return fmt.Errorf("%w: key \"runtime.cgroup_driver\": %q is none of systemd, cgroupfs, auto", ErrInvalid, c.Runtime.CgroupDriver)
-	}
-	switch c.NRI.Enable {
-	case NRIAuto, NRIOn, NRIOff:
-	default:
-		return fmt.Errorf("%w: key \"nri.enable\": %q is none of on, off, auto", ErrInvalid, c.NRI.Enable)
-	}
-	return c.checkHandlers()
-}
-
-func (c Config) checkHandlers() error {
-	if _, ok := c.Runtime.Handlers[c.Runtime.DefaultHandler]; !ok {
-		return fmt.Errorf("%w: key \"runtime.default_handler\": %q has no [runtime.handlers.%s]", ErrInvalid, c.Runtime.DefaultHandler, c.Runtime.DefaultHandler)
-	}
-	for name, h := range c.Runtime.Handlers {
-		if name == "" || h.Path == "" {
-			return fmt.Errorf("%w: key \"runtime.handlers.%s.path\": empty", ErrInvalid, name)
-		}
-		if name == "." || name == ".." || strings.ContainsFunc(name, func(r rune) bool { return r == '/' || unicode.IsControl(r) }) {
-			return fmt.Errorf("%w: key \"runtime.handlers.%s\": a handler's name has no slash or control character", ErrInvalid, name)
-		}
-		for _, p := range []struct{ key, path string }{{"base_spec", h.BaseSpec}, {"cni_conf_dir", h.CNIConfDir}} {
-			if p.path != "" && !filepath.IsAbs(p.path) {
-				return fmt.Errorf("%w: key \"runtime.handlers.%s.%s\": %q is not an absolute path", ErrInvalid, name, p.key, p.path)
-			}
-		}
-		if h.PrivilegedAllDevicesAllowed && !h.PrivilegedWithoutHostDevices {
-			return fmt.Errorf("%w: key \"runtime.handlers.%s.privileged_all_devices_allowed\": needs privileged_without_host_devices", ErrInvalid, name)
-		}
-	}
-	return nil
 }
 
 // Text is the configuration as a file with every key and its comment.

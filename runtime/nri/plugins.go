@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"os"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -128,6 +129,28 @@ func (p *Plugins) Start() error {
 	defer p.starting.Unlock()
 	if err := p.adaptation.Start(); err != nil {
 		return fmt.Errorf("start NRI: %w", err)
+	}
+	return nil
+}
+
+// CheckDirectory tells which executable of a plugin directory has a name that
+// Start would refuse; a directory that is not there has none.
+func CheckDirectory(dir string) error {
+	entries, err := os.ReadDir(dir)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	for _, e := range entries {
+		info, err := e.Info()
+		if err != nil || info.IsDir() || info.Mode()&0o111 == 0 {
+			continue
+		}
+		if _, _, err := api.ParsePluginName(e.Name()); err != nil {
+			return fmt.Errorf("%s: the executable %q is not named like 10-name", dir, e.Name())
+		}
 	}
 	return nil
 }
