@@ -101,7 +101,7 @@ func (s *Store) system(registry string, c *Credentials) (*types.SystemContext, e
 		AuthFilePath:             s.opt.AuthFile,
 		BlobInfoCacheDir:         noCacheDir,
 		BigFilesTemporaryDir:     s.staging(),
-		DockerRegistryUserAgent:  "berth",
+		DockerRegistryUserAgent:  userAgent,
 	}
 	if s.opt.RegistriesConf != "" {
 		sys.SystemRegistriesConfDirPath = registriesDir(s.opt.RegistriesConf)

@@ -19,6 +19,7 @@ import (
 	"go.podman.io/image/v5/docker"
 	"go.podman.io/image/v5/signature"
 
+	"berth/image/fetch"
 	"berth/image/layer"
 )
 
@@ -40,8 +41,6 @@ var (
 	ErrRegistryUnavailable = errors.New("registry unavailable")
 	// ErrSignature: the signature policy does not admit the image.
 	ErrSignature = errors.New("signature validation failed")
-	// ErrIdle: a registry stopped sending in the middle.
-	ErrIdle = fmt.Errorf("%w: no data", ErrRegistryUnavailable)
 )
 
 // Error is a failed pull or import. Its text names the image and holds no
@@ -74,8 +73,10 @@ func classify(err error) error {
 		return context.Canceled
 	case errors.Is(err, syscall.ENOSPC), errors.Is(err, syscall.EDQUOT):
 		return ErrNoSpace
-	case errors.Is(err, layer.ErrInvalid):
+	case errors.Is(err, layer.ErrInvalid), errors.Is(err, fetch.ErrSize):
 		return ErrInvalidImage
+	case errors.Is(err, fetch.ErrIdle), errors.Is(err, fetch.ErrSlow):
+		return ErrRegistryUnavailable
 	}
 	for _, known := range []error{ErrNotFound, ErrInvalidReference, ErrInvalidImage, ErrNoSpace,
 		ErrUnauthorized, ErrRegistryUnavailable, ErrSignature} {
@@ -110,6 +111,10 @@ func classifyHTTP(err error) error {
 	}
 	if errors.Is(err, docker.ErrTooManyRequests) {
 		return ErrRegistryUnavailable
+	}
+	var refused *fetch.StatusError
+	if errors.As(err, &refused) {
+		return classifyStatus(refused.Code)
 	}
 	var status docker.UnexpectedHTTPStatusError
 	if errors.As(err, &status) {

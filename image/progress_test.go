@@ -110,7 +110,7 @@ func TestReasons(t *testing.T) {
 	for err, want := range map[error]string{
 		nil:                               "",
 		context.Canceled:                  "canceled",
-		fmt.Errorf("x: %w", ErrIdle):      "registry_unavailable",
+		fmt.Errorf("x: %w", ErrRegistryUnavailable):      "registry_unavailable",
 		fmt.Errorf("x: %w", ErrSignature): "signature",
 		errors.New("x"):                   "other",
 	} {

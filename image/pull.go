@@ -9,6 +9,8 @@ import (
 	"go.podman.io/image/v5/docker/reference"
 	"go.podman.io/image/v5/signature"
 	"go.podman.io/image/v5/types"
+
+	"berth/image/fetch"
 )
 
 // PullRequest asks for an image by name, with a tag or a digest.
@@ -56,7 +58,11 @@ func (s *Store) pull(ctx context.Context, n name, c *Credentials, t *tracker) (s
 	if err != nil {
 		return "", fmt.Errorf("%w: %v", ErrInvalidReference, err)
 	}
-	j := job{ref: ref, sys: sys, repository: n, track: t}
+	endpoints, err := s.endpoints(sys, n.named)
+	if err != nil {
+		return "", err
+	}
+	j := job{ref: ref, sys: sys, repository: n, endpoints: endpoints, track: t}
 	if tag := n.tag(); tag != "" {
 		j.tags = []string{tag}
 	}
@@ -70,6 +76,7 @@ type job struct {
 	tags       []string                 // names to give it
 	repository name                     // for digests; zero when there is none to speak of
 	tagsOf     func(id string) []string // more names, known by the image's id; may be nil
+	endpoints  []fetch.Endpoint         // where the layers are; none: ref has them
 	parallel   bool                     // the source may be read by several at once, whatever it says
 	track      *tracker
 }
@@ -101,6 +108,10 @@ func (s *Store) fetchOnce(ctx context.Context, j job, policy *signature.PolicyCo
 	}
 	defer src.Close()
 	r := &run{store: s, src: src, fresh: fresh, job: j}
+	if len(j.endpoints) > 0 {
+		r.remote = fetch.New(j.endpoints, userAgent, s.patience())
+		defer r.remote.Close()
+	}
 	if err := r.inspect(ctx, policy); err != nil {
 		return "", err
 	}
@@ -113,10 +124,15 @@ func (s *Store) fetchOnce(ctx context.Context, j job, policy *signature.PolicyCo
 // openSource connects to where the image is. The first contact is bounded like
 // everything that waits for a registry.
 func (s *Store) openSource(ctx context.Context, j job) (types.ImageSource, error) {
-	g := newGuard(ctx, s.opt.IdleTimeout)
-	defer g.stop()
-	src, err := j.ref.NewImageSource(g.ctx, j.sys)
-	return src, g.explain(err)
+	g := fetch.NewGuard(ctx, s.patience())
+	defer g.Stop()
+	src, err := j.ref.NewImageSource(g.Ctx, j.sys)
+	return src, g.Explain(err)
+}
+
+// patience is how long a registry is waited for.
+func (s *Store) patience() fetch.Patience {
+	return fetch.Patience{Idle: s.opt.IdleTimeout, MinRate: s.opt.MinRate, Window: s.opt.MinRateWindow}
 }
 
 // policy is read at each pull, so a changed file counts at once.

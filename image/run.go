@@ -17,16 +17,19 @@ import (
 	"go.podman.io/image/v5/image"
 	"go.podman.io/image/v5/signature"
 	"go.podman.io/image/v5/types"
+
+	"berth/image/fetch"
 )
 
 // run is the fetching of one image: what was found out about it, and what it
 // has got so far. Its two ends, source and destination, are what the library's
 // copy.Image works between.
 type run struct {
-	store *Store
-	job   job
-	src   types.ImageSource
-	fresh map[string]bool // diffIDs for which only the pristine variant will do
+	store  *Store
+	job    job
+	src    types.ImageSource
+	remote *fetch.Client   // where the layers are; nil: in src
+	fresh  map[string]bool // diffIDs for which only the pristine variant will do
 
 	// Set by inspect.
 	id     string
@@ -94,27 +97,27 @@ func (r *run) inspect(ctx context.Context, policy *signature.PolicyContext) erro
 }
 
 func (r *run) readDocument(ctx context.Context, u *image.UnparsedImage) (document, error) {
-	g := newGuard(ctx, r.store.opt.IdleTimeout)
-	defer g.stop()
-	data, mediaType, err := u.Manifest(g.ctx)
+	g := fetch.NewGuard(ctx, r.store.patience())
+	defer g.Stop()
+	data, mediaType, err := u.Manifest(g.Ctx)
 	if err != nil {
-		return document{}, g.explain(err)
+		return document{}, g.Explain(err)
 	}
 	return newDocument(data, mediaType)
 }
 
 func (r *run) readConfig(ctx context.Context) ([]byte, error) {
-	g := newGuard(ctx, r.store.opt.IdleTimeout)
-	defer g.stop()
+	g := fetch.NewGuard(ctx, r.store.patience())
+	defer g.Stop()
 	d := r.blobs.config
-	stream, _, err := r.src.GetBlob(g.ctx, types.BlobInfo{Digest: d.Digest, Size: d.Size, MediaType: d.MediaType}, noCache)
+	stream, _, err := r.src.GetBlob(g.Ctx, types.BlobInfo{Digest: d.Digest, Size: d.Size, MediaType: d.MediaType}, noCache)
 	if err != nil {
-		return nil, g.explain(fmt.Errorf("read config %s: %w", d.Digest, err))
+		return nil, g.Explain(fmt.Errorf("read config %s: %w", d.Digest, err))
 	}
 	defer stream.Close()
 	data, err := io.ReadAll(io.LimitReader(stream, maxConfig+1))
 	if err != nil {
-		return nil, g.explain(fmt.Errorf("read config %s: %w", d.Digest, err))
+		return nil, g.Explain(fmt.Errorf("read config %s: %w", d.Digest, err))
 	}
 	if len(data) > maxConfig {
 		return nil, fmt.Errorf("%w: config of more than %d bytes", ErrInvalidImage, maxConfig)

@@ -7,6 +7,8 @@ import (
 
 	"github.com/opencontainers/go-digest"
 	"go.podman.io/image/v5/types"
+
+	"berth/image/fetch"
 )
 
 // source hands the inspected image to the copy: manifest and config from
@@ -48,21 +50,25 @@ func (s *source) GetBlob(ctx context.Context, info types.BlobInfo, cache types.B
 	// make the node fetch from wherever it likes.
 	info.URLs = nil
 	s.run.job.track.layer(info.Digest, StageFetching)
-	g := newGuard(ctx, s.run.store.opt.IdleTimeout)
-	stream, size, err := s.run.src.GetBlob(g.ctx, info, cache)
-	g.pause()
-	want := s.run.sizeOf[info.Digest]
-	switch {
-	case err != nil:
-		err = g.explain(fmt.Errorf("fetch layer %s: %w", info.Digest, err))
-	case size >= 0 && size != want:
-		stream.Close()
-		err = fmt.Errorf("%w: layer %s has %d bytes, the manifest says %d", ErrInvalidImage, info.Digest, size, want)
-	default:
-		settle := func() { s.run.giveUp(info.Digest) }
-		return &layerStream{guard: g, inner: stream, settle: settle, got: func(n int) { s.run.job.track.got(info.Digest, n) }}, size, nil
+	stream, err := s.open(ctx, info, cache)
+	if err != nil {
+		s.run.giveUp(info.Digest)
+		return nil, 0, s.failed(fmt.Errorf("fetch layer %s: %w", info.Digest, err))
 	}
-	g.stop()
-	s.run.giveUp(info.Digest)
-	return nil, 0, s.failed(err)
+	settle := func() { s.run.giveUp(info.Digest) }
+	return &layerStream{ReadCloser: stream, settle: settle, got: func(n int) { s.run.job.track.got(info.Digest, n) }}, s.run.sizeOf[info.Digest], nil
+}
+
+// open opens a layer where it is.
+func (s *source) open(ctx context.Context, info types.BlobInfo, cache types.BlobInfoCache) (io.ReadCloser, error) {
+	want := s.run.sizeOf[info.Digest]
+	if s.run.remote != nil {
+		return s.run.remote.Open(ctx, fetch.Blob{Digest: info.Digest, Size: want}, 0)
+	}
+	stream, size, err := s.run.src.GetBlob(ctx, info, cache)
+	if err == nil && size >= 0 && size != want {
+		stream.Close()
+		err = fmt.Errorf("%w: it has %d bytes, the manifest says %d", ErrInvalidImage, size, want)
+	}
+	return stream, err
 }

@@ -28,6 +28,8 @@ type Options struct {
 	PolicyPath             string        // containers-policy.json(5); none admits every image
 	AuthFile               string        // containers-auth.json(5); none means only what a pull brings
 	IdleTimeout            time.Duration // a registry that sends nothing for so long is given up; 60 s
+	MinRate                int64         // bytes a second, over MinRateWindow, that a layer must bring; 0: no such rule
+	MinRateWindow          time.Duration // 60 s
 	KeepLayerBlobs         bool          // keep layers as they were fetched, too
 	Pinned                 []string      // images to report as pinned; see CheckPin
 }
@@ -91,6 +93,9 @@ func openOn(ctx context.Context, o Options, d *disk) (*Store, error) {
 	}
 	if o.IdleTimeout <= 0 {
 		o.IdleTimeout = time.Minute
+	}
+	if o.MinRateWindow <= 0 {
+		o.MinRateWindow = time.Minute
 	}
 	pins, err := parsePins(o.Pinned)
 	if err != nil {

@@ -3,73 +3,29 @@ package image
 import (
 	"bufio"
 	"bytes"
-	"context"
-	"errors"
 	"fmt"
 	"io"
 	"sync"
-	"time"
 
 	"github.com/klauspost/compress/gzip"
 	"github.com/klauspost/compress/zstd"
 )
 
-// guard bounds a wait for a registry: after idle without a sign of life its
-// context ends, with ErrIdle as cause.
-type guard struct {
-	ctx    context.Context
-	cancel context.CancelCauseFunc
-	timer  *time.Timer
-	idle   time.Duration
-}
-
-// newGuard starts the clock. stop must be called.
-func newGuard(parent context.Context, idle time.Duration) *guard {
-	ctx, cancel := context.WithCancelCause(parent)
-	return &guard{ctx: ctx, cancel: cancel, idle: idle, timer: time.AfterFunc(idle, func() {
-		cancel(fmt.Errorf("%w for %v", ErrIdle, idle))
-	})}
-}
-
-func (g *guard) pause()  { g.timer.Stop() }
-func (g *guard) resume() { g.timer.Reset(g.idle) }
-
-func (g *guard) stop() {
-	g.timer.Stop()
-	g.cancel(nil)
-}
-
-// explain replaces the "context canceled" of a guarded call by its reason.
-func (g *guard) explain(err error) error {
-	if cause := context.Cause(g.ctx); err != nil && errors.Is(cause, ErrIdle) {
-		return cause
-	}
-	return err
-}
-
-// layerStream is a layer under guard. Only the wait for the registry counts:
-// the clock stands still while nobody reads.
+// layerStream is an open layer. Closing it gives its claim back.
 type layerStream struct {
-	guard  *guard
-	inner  io.ReadCloser
-	settle func() // called once closed
-	got    func(bytes int)
+	io.ReadCloser
+	settle func()      // called once closed
+	got    func(n int) // told of each piece
 }
 
 func (l *layerStream) Read(b []byte) (int, error) {
-	l.guard.resume()
-	n, err := l.inner.Read(b)
-	l.guard.pause()
+	n, err := l.ReadCloser.Read(b)
 	l.got(n)
-	if err != nil && err != io.EOF {
-		err = l.guard.explain(err)
-	}
 	return n, err
 }
 
 func (l *layerStream) Close() error {
-	err := l.inner.Close()
-	l.guard.stop()
+	err := l.ReadCloser.Close()
 	l.settle()
 	return err
 }

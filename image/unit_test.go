@@ -13,6 +13,7 @@ import (
 
 	"github.com/opencontainers/go-digest"
 
+	"berth/image/fetch"
 	"berth/image/layer"
 )
 
@@ -75,7 +76,7 @@ func TestClassify(t *testing.T) {
 		{fmt.Errorf("read: %w", io.ErrUnexpectedEOF), ErrRegistryUnavailable},
 		{errors.New("StatusCode: 404, \"\""), ErrNotFound},
 		{errors.New("StatusCode: 502, \"\""), ErrRegistryUnavailable},
-		{fmt.Errorf("x: %w", ErrIdle), ErrRegistryUnavailable},
+		{fmt.Errorf("x: %w", fetch.ErrIdle), ErrRegistryUnavailable},
 		{errors.New("something else"), nil},
 	} {
 		if got := classify(test.err); got != test.want {

@@ -33,6 +33,7 @@ var rooms = map[string][]string{
 	"berth/sandbox/leakcheck":  {},
 	"berth/image":              {"berth/image/..."},
 	"berth/image/content":      {},
+	"berth/image/fetch":        {},
 	"berth/image/layer":        {},
 	"berth/image/rootfs":       {"berth/image/layer"},
 	"berth/oci":                {},

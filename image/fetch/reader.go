@@ -1,0 +1,206 @@
+package fetch
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net/http"
+	"time"
+)
+
+const (
+	maxBreaks   = 5                // in a row, without progress between them
+	progress    = 64 << 10         // bytes that count as progress
+	longestWait = 30 * time.Second // for a Retry-After; a registry that wants more is left
+)
+
+// Reader is one blob as a stream. When the connection breaks it goes on with
+// another; its user sees an error only when there is no going on. It is for
+// one goroutine.
+type Reader struct {
+	client *Client
+	blob   Blob
+	guard  *Guard
+	body   *part // nil: to be opened
+
+	whole bool // ask for the whole blob: a range did not bring what it should
+
+	at     int64 // bytes of the blob that have been read
+	mark   int64 // at when the last break happened
+	breaks int   // in a row
+}
+
+// Open begins to read a blob at a byte. It blocks until an endpoint answers.
+// The reader must be closed. Errors: ErrIdle, ErrSize, *StatusError, those of
+// the network.
+func (c *Client) Open(ctx context.Context, b Blob, from int64) (*Reader, error) {
+	r := &Reader{client: c, blob: b, at: from, mark: from, guard: NewGuard(ctx, c.patience)}
+	if from == b.Size {
+		r.guard.Pause()
+		return r, nil
+	}
+	if err := r.connect(); err != nil {
+		r.guard.Stop()
+		return nil, err
+	}
+	return r, nil
+}
+
+// Read implements io.Reader. io.EOF comes only after the blob's last byte.
+func (r *Reader) Read(b []byte) (int, error) {
+	for {
+		if r.at == r.blob.Size {
+			return 0, r.end()
+		}
+		if r.body == nil {
+			if err := r.connect(); err != nil {
+				return 0, err
+			}
+		}
+		n, err := r.read(b)
+		if n > 0 || err == nil {
+			return n, nil // the error comes again
+		}
+		if r.guard.Ctx.Err() != nil {
+			return 0, r.guard.Explain(err)
+		}
+		r.drop()
+		if err := r.wait(err); err != nil {
+			return 0, err
+		}
+	}
+}
+
+// end is io.EOF unless there are more bytes than promised.
+func (r *Reader) end() error {
+	if r.body == nil || !r.body.endless {
+		return io.EOF
+	}
+	r.guard.begin()
+	n, err := io.ReadFull(r.body, make([]byte, 1))
+	if slow := r.guard.end(n); slow != nil {
+		return slow
+	}
+	if n > 0 {
+		return fmt.Errorf("%w: %s has more than the %d bytes that the manifest says", ErrSize, r.blob.Digest, r.blob.Size)
+	}
+	if err != io.EOF {
+		return r.guard.Explain(err)
+	}
+	return io.EOF
+}
+
+// read is one read of the part at hand.
+func (r *Reader) read(b []byte) (int, error) {
+	r.guard.begin()
+	n, err := r.body.Read(b[:min(int64(len(b)), r.blob.Size-r.at)])
+	r.at += int64(n)
+	if slow := r.guard.end(n); slow != nil {
+		return 0, slow
+	}
+	if err == io.EOF && r.at < r.blob.Size {
+		err = io.ErrUnexpectedEOF
+	}
+	return n, err
+}
+
+// connect opens the rest of the blob, and tries again where that may help.
+func (r *Reader) connect() error {
+	for {
+		from := r.at
+		if r.whole {
+			from = 0
+		}
+		r.guard.Resume()
+		p, err := r.client.get(r.guard.Ctx, r.blob, from, -1)
+		r.guard.Pause()
+		if errors.Is(err, errRange) && !r.whole {
+			r.whole = true
+			continue
+		}
+		if err == nil {
+			r.body = p
+			if err = r.skip(r.at - p.from); err == nil {
+				return nil
+			}
+			r.drop()
+		}
+		if r.guard.Ctx.Err() != nil {
+			return r.guard.Explain(err)
+		}
+		if err := r.wait(err); err != nil {
+			return err
+		}
+	}
+}
+
+// skip passes over bytes that are here already.
+func (r *Reader) skip(n int64) error {
+	if n == 0 {
+		return nil
+	}
+	buf := make([]byte, 64<<10)
+	for n > 0 {
+		r.guard.begin()
+		m, err := r.body.Read(buf[:min(int64(len(buf)), n)])
+		n -= int64(m)
+		if slow := r.guard.end(m); slow != nil {
+			return slow
+		}
+		if n > 0 && err != nil {
+			return fmt.Errorf("pass over what is here: %w", errors.Join(err, io.ErrUnexpectedEOF))
+		}
+	}
+	return nil
+}
+
+// wait is what stands between a break and the next try. It returns err when
+// there should be none.
+func (r *Reader) wait(err error) error {
+	if r.at-r.mark >= progress {
+		r.breaks = 0
+	}
+	r.mark = r.at
+	r.breaks++
+	pause := r.client.pause << (r.breaks - 1)
+	pause += rand.N(pause / 2) // so that a blip does not bring everybody back at once
+	var status *StatusError
+	if errors.As(err, &status) {
+		pause = max(pause, status.RetryAfter)
+	}
+	if r.breaks >= maxBreaks || !passing(err) || pause > longestWait {
+		return err
+	}
+	select {
+	case <-time.After(pause):
+		return nil
+	case <-r.guard.Ctx.Done():
+		return r.guard.Explain(r.guard.Ctx.Err())
+	}
+}
+
+// passing tells trouble that may be over soon from an answer that will not
+// change.
+func passing(err error) bool {
+	var status *StatusError
+	if errors.As(err, &status) {
+		return status.Code == http.StatusTooManyRequests || status.Code == http.StatusRequestTimeout || status.Code >= 500
+	}
+	return !errors.Is(err, ErrSize)
+}
+
+func (r *Reader) drop() {
+	if r.body != nil {
+		r.body.Close()
+		r.body = nil
+	}
+}
+
+// Close ends the stream and its connection.
+func (r *Reader) Close() error {
+	r.guard.Stop()
+	r.drop()
+	return nil
+}
