@@ -7,6 +7,7 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+	"time"
 )
 
 // A token that runs out in the middle of a blob is fetched anew, and the blob
@@ -37,14 +38,14 @@ func TestATokenIsRenewedBetweenTheParts(t *testing.T) {
 	})
 	e := s.endpoint()
 	e.Credential = Credential{Username: "u", Password: "p"}
-	c := New([]Endpoint{e}, "test", Patience{Idle: 1 << 40})
+	c := newPatient(e)
 	defer c.Close()
 	got, err := readFrom(t.Context(), c, s.it(), 0)
 	if err != nil || !bytes.Equal(got, s.blob) || tokens.Load() != 3 {
 		t.Errorf("%d bytes, %d tokens, error %v", len(got), tokens.Load(), err)
 	}
 	e.Credential.Password = "wrong"
-	c = New([]Endpoint{e}, "test", Patience{Idle: 1 << 40})
+	c = newPatient(e)
 	defer c.Close()
 	if _, err = readFrom(t.Context(), c, s.it(), 0); err == nil || !strings.Contains(err.Error(), "403 Forbidden: by the token service") {
 		t.Errorf("a wrong password: %v", err)
@@ -74,7 +75,7 @@ func TestARedirectTakesNoSecretsAlong(t *testing.T) {
 	e.Credential = Credential{Username: "u", Password: "p"}
 	e.Header = http.Header{"X-Key": {"secret"}}
 	e.Namespace = "quay.io"
-	c := New([]Endpoint{e}, "test", Patience{Idle: 1 << 40})
+	c := newPatient(e)
 	defer c.Close()
 	got, err := readFrom(t.Context(), c, s.it(), 50_000)
 	if err != nil || !bytes.Equal(got, s.blob[50_000:]) {
@@ -90,4 +91,10 @@ func TestARedirectTakesNoSecretsAlong(t *testing.T) {
 	if _, err = readFrom(t.Context(), c, s.it(), 0); err == nil || strings.Contains(err.Error(), "secret") {
 		t.Errorf("the error tells %v", err)
 	}
+}
+
+func newPatient(e Endpoint) *Client {
+	c := New([]Endpoint{e}, "test", Patience{Idle: time.Minute})
+	c.pause = time.Millisecond
+	return c
 }
