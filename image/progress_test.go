@@ -108,11 +108,11 @@ func TestLeft(t *testing.T) {
 
 func TestReasons(t *testing.T) {
 	for err, want := range map[error]string{
-		nil:                               "",
-		context.Canceled:                  "canceled",
-		fmt.Errorf("x: %w", ErrRegistryUnavailable):      "registry_unavailable",
-		fmt.Errorf("x: %w", ErrSignature): "signature",
-		errors.New("x"):                   "other",
+		nil:              "",
+		context.Canceled: "canceled",
+		fmt.Errorf("x: %w", ErrRegistryUnavailable): "registry_unavailable",
+		fmt.Errorf("x: %w", ErrSignature):           "signature",
+		errors.New("x"):                             "other",
 	} {
 		if got := (&Progress{Err: err}).Reason(); got != want {
 			t.Errorf("%v: %q, want %q", err, got, want)
