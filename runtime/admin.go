@@ -12,6 +12,7 @@ import (
 // for each verb.
 var adminService = admin.Service(
 	admin.Serve(admin.ImportImage, (*Service).importImage),
+	admin.Serve(admin.Pulls, (*Service).pulls),
 )
 
 // importImage reads a docker or OCI archive that lies on the node.

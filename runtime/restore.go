@@ -46,6 +46,7 @@ func (s *Service) Restore(ctx context.Context) error {
 	}
 	s.readFeatures(ctx)
 	s.background.Go(s.readCheckpoints)
+	s.background.Go(s.watchPulls)
 	s.events.serve(time.Now())
 	go s.watchExits(ctx)
 	return nil

@@ -20,7 +20,7 @@ func main() {
 		SilenceErrors: true,
 		Version:       version,
 	}
-	root.AddCommand(serveCommand(), configCommand(), imageCommand())
+	root.AddCommand(serveCommand(), configCommand(), imageCommand(), pullsCommand())
 	if err := root.Execute(); err != nil {
 		fmt.Fprintln(os.Stderr, "berth:", err)
 		os.Exit(1)
