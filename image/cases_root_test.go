@@ -368,3 +368,52 @@ func TestRawConfig(t *testing.T) {
 		t.Errorf("removed: %v", err)
 	}
 }
+
+// What random images found: layers that mean something only on those below.
+func TestLayersThatDependOnOthers(t *testing.T) {
+	leakcheck.Start(t)
+	long := strings.Repeat("n", 255)
+	reg := newRegistry(t)
+	reg.push("app", "1",
+		gzipLayer(tarOf(t,
+			file{name: "opaque/", mode: 0o750, uid: 7}, file{name: "opaque/gone"}, file{name: long}, file{name: "f", body: "f"},
+			file{name: "deleted/", mode: 0o750, uid: 7}, file{name: "var/run", kind: '2', link: "../run"})),
+		gzipLayer(tarOf(t,
+			file{name: "opaque/.wh..wh..opq"},                                            // without an entry for the directory
+			file{name: ".wh." + long},                                                    // longer than a name can be
+			file{name: "a", kind: '1', link: "z"}, file{name: "z", kind: '1', link: "f"}, // links to links
+			file{name: ".wh.deleted"}, file{name: "deleted/x"}, // new where one is deleted
+			file{name: "run/", mode: 0o711}, file{name: "var/run/pid"}, file{name: "b", kind: '1', link: "y"}, // a link below to a directory here
+			file{name: "y", kind: '1', link: "x"}, file{name: "x", body: "x"})))
+	reg.push("circle", "1", gzipLayer(tarOf(t, file{name: "a", kind: '1', link: "b"}, file{name: "b", kind: '1', link: "a"})))
+	reg.push("whiteout", "1", gzipLayer(tarOf(t, file{name: "a", kind: '1', link: ".wh." + long + "/x"})))
+	s := open(t, t.TempDir(), nil, reg)
+	mustPull(t, s, reg.ref("app:1"))
+	root := mounted(t, s, reg.ref("app:1"))
+	if got := ls(t, root); !slices.Equal(got, []string{"a", "b", "deleted", "f", "opaque", "run", "var", "x", "y", "z"}) {
+		t.Errorf("the root has %q", got)
+	}
+	if got := ls(t, root+"/run"); !slices.Equal(got, []string{"pid"}) {
+		t.Errorf("/run has %q", got)
+	}
+	for name, want := range map[string][2]uint32{"opaque": {0o750, 7}, "deleted": {0o755, 0}, "run": {0o711, 0}} {
+		var st unix.Stat_t
+		if err := unix.Lstat(root+"/"+name, &st); err != nil || st.Mode&0o7777 != want[0] || st.Uid != want[1] {
+			t.Errorf("/%s is %o of %d (%v), want %o of %d", name, st.Mode&0o7777, st.Uid, err, want[0], want[1])
+		}
+	}
+	for _, group := range [][]string{{"f", "a", "z"}, {"x", "b", "y"}} {
+		for _, name := range group {
+			a, errA := os.Lstat(root + "/" + name)
+			b, errB := os.Lstat(root + "/" + group[0])
+			if errA != nil || errB != nil || !os.SameFile(a, b) {
+				t.Errorf("%s is not %s (%v %v)", name, group[0], errA, errB)
+			}
+		}
+	}
+	for repo, want := range map[string]string{"circle": "lead to one another", "whiteout": "a whiteout"} {
+		if _, err := s.Pull(t.Context(), PullRequest{Reference: reg.ref(repo + ":1")}); !errors.Is(err, ErrInvalidImage) || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v", repo, err)
+		}
+	}
+}

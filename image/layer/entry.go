@@ -19,6 +19,7 @@ func (u *unpacker) clear(n *node, base string) error {
 	u.stale = u.stale || isDir(st) || isSymlink(st)
 	err = removeAt(n.fd, base, where, func(name string) {
 		delete(u.implied, name)
+		delete(u.fresh, name)
 		delete(u.whiteouts, name)
 		delete(u.dirTimes, name)
 	})
@@ -253,6 +254,9 @@ func (u *unpacker) hardLink(name string, h *tar.Header) error {
 	}
 	if target == "" {
 		return invalid(h.Name, "hard link to the root directory")
+	}
+	if strings.HasPrefix(target, whiteoutPrefix) || strings.Contains(target, "/"+whiteoutPrefix) {
+		return invalid(h.Name, "hard link to %s, a whiteout", quote(target))
 	}
 	return u.link(name, target)
 }

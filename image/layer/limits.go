@@ -46,7 +46,7 @@ func (l Limits) clean(name string) (string, error) {
 		switch {
 		case part == "..":
 			return "", invalid(name, `".." in name`)
-		case len(part) > maxComponent:
+		case len(strings.TrimPrefix(part, whiteoutPrefix)) > maxComponent:
 			return "", invalid(name, "a component is longer than %d bytes", maxComponent)
 		case part != "" && part != ".":
 			depth++

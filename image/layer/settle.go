@@ -4,6 +4,7 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"fmt"
+	"path"
 	"slices"
 	"strings"
 
@@ -94,7 +95,8 @@ func (p *Plan) planDir(s *stack, root int, name string) error {
 		return err
 	}
 	for _, at := range []string{name, place} {
-		if hidden, err := hides(root, at); err != nil || hidden {
+		above, _ := split(at)
+		if hidden, err := hides(root, above); err != nil || hidden {
 			return err
 		}
 	}
@@ -103,20 +105,47 @@ func (p *Plan) planDir(s *stack, root int, name string) error {
 	}
 	p.implied[place] = true
 	if isSymlink(below.st) {
-		target, err := s.follow(place, true)
-		if err != nil {
-			return err
+		target, err := p.leads(s, root, place, below)
+		if err != nil || target == "" || within(target, place) || blocked(root, target) {
+			return err // the directory covers a link that leads nowhere
 		}
-		if target == nil || !isDir(target.st) || within(target.path, place) || blocked(root, target.path) {
-			return nil // the directory covers a link that leads nowhere
-		}
-		p.moves = append(p.moves, move{from: place, to: target.path})
-		return p.lookLike(s, root, target.path)
+		p.moves = append(p.moves, move{from: place, to: target})
+		return p.lookLike(s, root, target)
 	}
 	if isDir(below.st) {
 		return p.lookLike(s, root, place)
 	}
 	return nil
+}
+
+// leads gives the directory that a symlink of a lower layer leads to, "" when
+// there is none: one of the layers below, or one that only this layer has.
+func (p *Plan) leads(s *stack, root int, place string, link *hit) (string, error) {
+	target, err := s.follow(place, true)
+	if err != nil {
+		return "", err
+	}
+	if target != nil {
+		if !isDir(target.st) {
+			return "", nil
+		}
+		return target.path, nil
+	}
+	text, err := readlinkAt(s.fds[link.layer], link.path)
+	if err != nil {
+		return "", failed("read link", link.path, err)
+	}
+	if !strings.HasPrefix(text, "/") {
+		above, _ := split(place)
+		text = above + "/" + text
+	}
+	name := strings.TrimPrefix(path.Clean("/"+text), "/")
+	fd, err := openBeneath(root, name)
+	if err != nil {
+		return "", nil
+	}
+	unix.Close(fd)
+	return name, nil
 }
 
 // hides says whether the layer itself hides what lower layers have at name:

@@ -21,6 +21,7 @@ type tree struct {
 	root    *node
 	open    map[string]*node // by cleaned name as entries spell it
 	implied map[string]bool  // directories made without an entry
+	fresh   map[string]bool  // those of them that stand where the layer deletes something
 	stale   bool             // something that cached names may lead through was replaced
 }
 
@@ -38,6 +39,7 @@ func newTree(root string) (*tree, error) {
 		root:    &node{fd: fd},
 		open:    map[string]*node{},
 		implied: map[string]bool{"": true},
+		fresh:   map[string]bool{},
 	}, nil
 }
 
@@ -166,6 +168,7 @@ func (t *tree) reviveWhiteout(parent *node, base string) (*node, error) {
 		unix.Close(n.fd)
 		return nil, failed("mark opaque", where, err)
 	}
+	t.fresh[where] = true
 	return n, nil
 }
 

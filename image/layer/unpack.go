@@ -178,18 +178,37 @@ func checkHeader(h *tar.Header) error {
 }
 
 // retryLinks makes the hard links whose target came later in the same tar.
-// What remains are cross links.
+// What remains are cross links, each to a name of a lower layer.
 func (u *unpacker) retryLinks() error {
-	waiting := slices.Sorted(maps.Keys(u.links))
-	for _, name := range waiting {
-		target := u.links[name]
+	for _, name := range slices.Sorted(maps.Keys(u.links)) {
 		if fd, err := openBeneath(u.root.fd, name); err == nil {
 			unix.Close(fd) // a directory came later, for an entry below it
 			delete(u.links, name)
-			continue
 		}
-		if err := u.link(name, target); err != nil {
-			return err
+	}
+	for _, name := range slices.Sorted(maps.Keys(u.links)) {
+		// A link may lead to another one that waits: that one goes first.
+		chain := []string{name}
+		for {
+			next := u.links[chain[len(chain)-1]]
+			if _, waits := u.links[next]; !waits {
+				break
+			}
+			if slices.Contains(chain, next) || len(chain) > maxSymlink {
+				return invalid(name, "hard links that lead to one another")
+			}
+			chain = append(chain, next)
+		}
+		for _, link := range slices.Backward(chain) {
+			target, waits := u.links[link]
+			if !waits {
+				continue // made by an earlier chain
+			}
+			if end, waits := u.links[target]; waits {
+				u.links[link] = end
+			} else if err := u.link(link, target); err != nil {
+				return err
+			}
 		}
 	}
 	return nil
@@ -226,7 +245,9 @@ func (u *unpacker) finishDirs() error {
 func (u *unpacker) needs(whiteouts []string) Needs {
 	var n Needs
 	for _, name := range slices.Sorted(maps.Keys(u.implied)) {
-		n.Implied = append(n.Implied, []byte(name))
+		if !u.fresh[name] { // what was there below is deleted and gives it no looks
+			n.Implied = append(n.Implied, []byte(name))
+		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(u.links)) {
 		n.Links = append(n.Links, Link{Name: []byte(name), Target: []byte(u.links[name])})

@@ -89,6 +89,7 @@ func (u *unpacker) whiteout(name, hidden string) error {
 	if err := setOpaque(fd); err != nil {
 		return failed("mark opaque", where, err)
 	}
+	u.fresh[where] = true
 	return nil
 }
 
