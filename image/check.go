@@ -8,14 +8,14 @@ import (
 	"strings"
 
 	"go.podman.io/image/v5/pkg/sysregistriesv2"
-	"go.podman.io/image/v5/signature"
 	"go.podman.io/image/v5/types"
+
+	"berth/image/policy"
 )
 
 // CheckPolicy reads a file as Options.PolicyPath and tells what is wrong with it.
 func CheckPolicy(path string) error {
-	_, err := signature.NewPolicyFromFile(path)
-	return err
+	return policy.Check(path)
 }
 
 // CheckRegistries reads a file and its drop-ins as Options.RegistriesConf and

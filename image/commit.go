@@ -174,6 +174,7 @@ func (r *run) record(numbers []int) error {
 			img.Digests = appendNew(img.Digests, r.job.repository.withDigest(doc.digest))
 		}
 	}
+	r.job.setOrigin(img, s.images[r.id])
 	img.Annotations = r.leaf().annotations()
 	if reflect.DeepEqual(img, s.images[r.id]) && s.images.hasTags(r.job.tags, r.id) {
 		return nil // nothing new: no write, no sync
@@ -184,7 +185,9 @@ func (r *run) record(numbers []int) error {
 		next = next.takeTag(tag, r.id)
 	}
 	if known {
-		return s.commit(next)
+		err := s.commit(next)
+		s.dropBlobs() // signatures that were replaced
+		return err
 	}
 	s.layers.use(numbers)
 	s.configs[r.id] = lean(r.image)
@@ -206,6 +209,9 @@ func (r *run) storeBlobs(img *saved) error {
 			return err
 		}
 		img.Blobs = appendNew(img.Blobs, doc.digest)
+	}
+	if err := r.storeSignatures(img); err != nil {
+		return err
 	}
 	for d, f := range r.kept {
 		if err := f.Close(); err != nil {

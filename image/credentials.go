@@ -99,6 +99,7 @@ func (s *Store) system(registry string, c *Credentials) (*types.SystemContext, e
 	sys := &types.SystemContext{
 		SystemRegistriesConfPath: s.opt.RegistriesConf,
 		AuthFilePath:             s.opt.AuthFile,
+		RegistriesDirPath:        s.opt.RegistriesDir,
 		BlobInfoCacheDir:         noCacheDir,
 		BigFilesTemporaryDir:     s.staging(),
 		DockerRegistryUserAgent:  userAgent,

@@ -17,10 +17,10 @@ import (
 
 	"github.com/docker/distribution/registry/api/errcode"
 	"go.podman.io/image/v5/docker"
-	"go.podman.io/image/v5/signature"
 
 	"berth/image/fetch"
 	"berth/image/layer"
+	"berth/image/policy"
 )
 
 // What callers tell apart. Every error of this package that has one of these
@@ -40,7 +40,7 @@ var (
 	// ErrRegistryUnavailable: no answer, or none that helps, for now.
 	ErrRegistryUnavailable = errors.New("registry unavailable")
 	// ErrSignature: the signature policy does not admit the image.
-	ErrSignature = errors.New("signature validation failed")
+	ErrSignature = policy.ErrRefused
 )
 
 // Error is a failed pull or import. Its text names the image and holds no
@@ -83,11 +83,6 @@ func classify(err error) error {
 		if errors.Is(err, known) {
 			return known
 		}
-	}
-	var policy signature.PolicyRequirementError
-	var badSignature signature.InvalidSignatureError
-	if errors.As(err, &policy) || errors.As(err, &badSignature) {
-		return ErrSignature
 	}
 	for _, text := range []string{"exceeded maximum allowed size", "Digest did not match", "does not match provided manifest digest"} {
 		if strings.Contains(err.Error(), text) {

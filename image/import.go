@@ -20,6 +20,8 @@ import (
 	ispec "github.com/opencontainers/image-spec/specs-go/v1"
 	"go.podman.io/image/v5/docker/archive"
 	"go.podman.io/image/v5/oci/layout"
+
+	"berth/image/policy"
 )
 
 // Import takes in the images of an archive as `docker save` or a tool for OCI
@@ -112,13 +114,30 @@ func isLayout(file string) (bool, error) {
 	return oci, err
 }
 
+// archiveJob is what all images of an archive have in common.
+func (s *Store) archiveJob(transport, file string) (job, error) {
+	var j job
+	path, err := s.policies().Path("")
+	if err != nil {
+		return j, err
+	}
+	if j.policy, err = policy.Read(path); err != nil {
+		return j, err
+	}
+	if j.origin, err = originOf(transport, file); err != nil {
+		return j, err
+	}
+	j.sys, err = s.system("", nil)
+	return j, err
+}
+
 // importDocker leaves reading the old form of archives to the library.
 func (s *Store) importDocker(ctx context.Context, file string) ([]string, error) {
-	sys, err := s.system("", nil)
+	common, err := s.archiveJob(viaDocker, file)
 	if err != nil {
 		return nil, err
 	}
-	reader, err := archive.NewReader(sys, file)
+	reader, err := archive.NewReader(common.sys, file)
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrInvalidImage, err)
 	}
@@ -129,7 +148,8 @@ func (s *Store) importDocker(ctx context.Context, file string) ([]string, error)
 	}
 	var done []string
 	for _, refs := range groups {
-		j := job{ref: refs[0], sys: sys}
+		j := common
+		j.ref = refs[0]
 		for _, ref := range refs {
 			if named := ref.DockerReference(); named != nil {
 				j.tags = append(j.tags, named.String())
@@ -184,10 +204,11 @@ func (s *Store) importLayout(ctx context.Context, file string) ([]string, error)
 		return nil, err
 	}
 	defer root.Close()
-	sys, err := s.system("", nil)
+	j, err := s.archiveJob(viaOCI, file)
 	if err != nil {
 		return nil, err
 	}
+	j.parallel = true
 	more := dockerTags(dir)
 	reader := layout.NewReaderWithRoot(root)
 	var done []string
@@ -195,11 +216,10 @@ func (s *Store) importLayout(ctx context.Context, file string) ([]string, error)
 		if !forHere(d.Platform) {
 			continue
 		}
-		ref, err := reader.NewIndexReference(dir, i)
-		if err != nil {
+		if j.ref, err = reader.NewIndexReference(dir, i); err != nil {
 			return done, err
 		}
-		n, err := s.importOne(ctx, layoutImage{job{ref: ref, sys: sys, parallel: true}, d, more, file})
+		n, err := s.importOne(ctx, layoutImage{j, d, more, file})
 		if err != nil {
 			return done, err
 		}

@@ -96,22 +96,28 @@ func TestImportOCIArchives(t *testing.T) {
 	}
 }
 
+// dockerArchive holds one image with these names.
+func dockerArchive(t *testing.T, pack func([]byte) layerBlob, names ...string) (path, id string) {
+	t.Helper()
+	layerTar := tarOf(t, file{name: "hello", body: "docker"})
+	config := toJSON(t, ispec.Image{
+		Platform: ispec.Platform{Architecture: "amd64", OS: "linux"},
+		RootFS:   ispec.RootFS{Type: "layers", DiffIDs: []digest.Digest{digest.FromBytes(layerTar)}},
+	})
+	d := digest.FromString(config)
+	return archiveOf(t, pack,
+		file{name: d.Encoded() + ".json", body: config},
+		file{name: "one/layer.tar", body: string(layerTar)},
+		file{name: "manifest.json", body: toJSON(t, []map[string]any{{
+			"Config": d.Encoded() + ".json", "Layers": []string{"one/layer.tar"}, "RepoTags": names,
+		}})}), d.String()
+}
+
 func TestImportDockerArchives(t *testing.T) {
 	for kind, pack := range map[string]func([]byte) layerBlob{"plain": plainLayer, "gzip": gzipLayer, "zstd": zstdLayer} {
 		t.Run(kind, func(t *testing.T) {
 			s := open(t, t.TempDir(), nil)
-			layerTar := tarOf(t, file{name: "hello", body: "docker"})
-			config := toJSON(t, ispec.Image{
-				Platform: ispec.Platform{Architecture: "amd64", OS: "linux"},
-				RootFS:   ispec.RootFS{Type: "layers", DiffIDs: []digest.Digest{digest.FromBytes(layerTar)}},
-			})
-			id := digest.FromString(config)
-			path := archiveOf(t, pack,
-				file{name: id.Encoded() + ".json", body: config},
-				file{name: "one/layer.tar", body: string(layerTar)},
-				file{name: "manifest.json", body: toJSON(t, []map[string]any{{
-					"Config": id.Encoded() + ".json", "Layers": []string{"one/layer.tar"}, "RepoTags": []string{"x:1", "y.example/z:2"},
-				}})})
+			path, id := dockerArchive(t, pack, "x:1", "y.example/z:2")
 			got, err := s.Import(t.Context(), path)
 			if err != nil {
 				t.Fatal(err)
@@ -119,8 +125,8 @@ func TestImportDockerArchives(t *testing.T) {
 			if !slices.Equal(got, []string{"docker.io/library/x:1"}) {
 				t.Fatalf("imported %q", got)
 			}
-			for _, n := range []string{"x:1", "y.example/z:2", id.String()} {
-				if r, err := s.Resolve(n); err != nil || r.ID != id.String() {
+			for _, n := range []string{"x:1", "y.example/z:2", id} {
+				if r, err := s.Resolve(n); err != nil || r.ID != id {
 					t.Errorf("resolve %s: %v %v", n, r, err)
 				}
 			}

@@ -4,19 +4,23 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
+	"strings"
 
+	"github.com/opencontainers/go-digest"
 	"go.podman.io/image/v5/docker"
 	"go.podman.io/image/v5/docker/reference"
-	"go.podman.io/image/v5/signature"
 	"go.podman.io/image/v5/types"
 
 	"berth/image/fetch"
+	"berth/image/policy"
 )
 
 // PullRequest asks for an image by name, with a tag or a digest.
 type PullRequest struct {
 	Reference   string
 	Credentials *Credentials // nil: those of the auth file, or none
+	Namespace   string       // of the pod that wants it, for its signature policy; none: the default one
 }
 
 // Pull fetches an image and returns its id. It blocks until the image is there.
@@ -37,10 +41,14 @@ func (s *Store) Pull(ctx context.Context, r PullRequest) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	key := n.String() + "\x00" + r.Credentials.key()
+	file, err := s.policies().Path(r.Namespace)
+	if err != nil {
+		return "", s.describe("pull image", n.String(), err, nil)
+	}
+	key := n.String() + "\x00" + r.Credentials.key() + "\x00" + file
 	return s.flights.join(ctx, s.life, key, func(ctx context.Context) (string, error) {
 		t := s.board.begin("pull", n.String())
-		id, err := s.pull(ctx, n, r.Credentials, t)
+		id, err := s.pull(ctx, job{repository: n, track: t}, r.Credentials, file)
 		if err != nil {
 			id, err = "", s.describe("pull image", n.String(), err, r.Credentials.secrets())
 		}
@@ -49,7 +57,8 @@ func (s *Store) Pull(ctx context.Context, r PullRequest) (string, error) {
 	})
 }
 
-func (s *Store) pull(ctx context.Context, n name, c *Credentials, t *tracker) (string, error) {
+func (s *Store) pull(ctx context.Context, j job, c *Credentials, policyFile string) (string, error) {
+	n := j.repository
 	sys, err := s.system(reference.Domain(n.named), c)
 	if err != nil {
 		return "", err
@@ -58,15 +67,28 @@ func (s *Store) pull(ctx context.Context, n name, c *Credentials, t *tracker) (s
 	if err != nil {
 		return "", fmt.Errorf("%w: %v", ErrInvalidReference, err)
 	}
-	endpoints, err := s.endpoints(sys, n.named)
-	if err != nil {
+	j.ref, j.sys = ref, sys
+	if j.endpoints, err = s.endpoints(sys, n.named); err != nil {
 		return "", err
 	}
-	j := job{ref: ref, sys: sys, repository: n, endpoints: endpoints, track: t}
+	if j.policy, err = policy.Read(policyFile); err != nil {
+		return "", err
+	}
 	if tag := n.tag(); tag != "" {
 		j.tags = []string{tag}
 	}
 	return s.fetch(ctx, j)
+}
+
+// names says whether the job gives the image this name.
+func (j job) names(n string) bool {
+	if n == "" {
+		return len(j.tags) == 0 && j.repository.named == nil
+	}
+	if slices.Contains(j.tags, n) {
+		return true
+	}
+	return j.repository.named != nil && strings.HasPrefix(n, j.repository.repository()+"@")
 }
 
 // job is one image to fetch from wherever.
@@ -79,20 +101,17 @@ type job struct {
 	endpoints  []fetch.Endpoint         // where the layers are; none: ref has them
 	parallel   bool                     // the source may be read by several at once, whatever it says
 	track      *tracker
+	policy     *policy.Policy // who decides; nil admits
+	origin     string         // of what an archive brings, see originOf; else empty
 }
 
 // fetch runs a job. A second round is needed when a stored layer turns out to
 // have been settled for other lower layers and must be unpacked anew.
 func (s *Store) fetch(ctx context.Context, j job) (string, error) {
-	policy, err := s.policy()
-	if err != nil {
-		return "", err
-	}
-	defer policy.Destroy()
 	var stale *staleLayerError
 	fresh := map[string]bool{}
 	for range 3 {
-		id, err := s.fetchOnce(ctx, j, policy, fresh)
+		id, err := s.fetchOnce(ctx, j, fresh)
 		if !errors.As(err, &stale) {
 			return id, err
 		}
@@ -101,18 +120,18 @@ func (s *Store) fetch(ctx context.Context, j job) (string, error) {
 	return "", fmt.Errorf("settle layers: %w", stale)
 }
 
-func (s *Store) fetchOnce(ctx context.Context, j job, policy *signature.PolicyContext, fresh map[string]bool) (string, error) {
+func (s *Store) fetchOnce(ctx context.Context, j job, fresh map[string]bool) (string, error) {
 	src, err := s.openSource(ctx, j)
 	if err != nil {
 		return "", err
 	}
 	defer src.Close()
-	r := &run{store: s, src: src, fresh: fresh, job: j}
+	r := &run{store: s, src: src, fresh: fresh, job: j, signatures: map[digest.Digest][][]byte{}}
 	if len(j.endpoints) > 0 {
 		r.remote = fetch.New(j.endpoints, userAgent, s.patience())
 		defer r.remote.Close()
 	}
-	if err := r.inspect(ctx, policy); err != nil {
+	if err := r.inspect(ctx); err != nil {
 		return "", err
 	}
 	if err := r.copy(ctx); err != nil {
@@ -133,20 +152,4 @@ func (s *Store) openSource(ctx context.Context, j job) (types.ImageSource, error
 // patience is how long a registry is waited for.
 func (s *Store) patience() fetch.Patience {
 	return fetch.Patience{Idle: s.opt.IdleTimeout, MinRate: s.opt.MinRate, Window: s.opt.MinRateWindow}
-}
-
-// policy is read at each pull, so a changed file counts at once.
-func (s *Store) policy() (*signature.PolicyContext, error) {
-	p := &signature.Policy{Default: signature.PolicyRequirements{signature.NewPRInsecureAcceptAnything()}}
-	if s.opt.PolicyPath != "" {
-		var err error
-		if p, err = signature.NewPolicyFromFile(s.opt.PolicyPath); err != nil {
-			return nil, fmt.Errorf("%w: read policy: %v", ErrSignature, err)
-		}
-	}
-	ctx, err := signature.NewPolicyContext(p)
-	if err != nil {
-		return nil, fmt.Errorf("%w: %v", ErrSignature, err)
-	}
-	return ctx, nil
 }

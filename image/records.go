@@ -35,6 +35,8 @@ type Record struct {
 	Pinned      bool
 	Layers      []string // diff directories, absolute, bottom first, as to be mounted
 	PulledAt    time.Time
+
+	saved *saved // read only
 }
 
 // saved is an image in refs.json.
@@ -46,6 +48,11 @@ type saved struct {
 	// LayerBlobs are the layers as they were fetched, when those are kept.
 	LayerBlobs []digest.Digest `json:"layerBlobs,omitempty"`
 	PulledAt   time.Time       `json:"pulledAt"`
+	// Signatures by the manifest they are of: blobs as package policy has them.
+	Signatures map[digest.Digest][]digest.Digest `json:"signatures,omitempty"`
+	// Imported says of which names (of "" where there is none) the image has by an
+	// archive: see originOf.
+	Imported map[string]string `json:"imported,omitempty"`
 	// Annotations of the manifest that was pulled last; see Record.
 	Annotations map[string]string `json:"annotations,omitempty"`
 	// Removed images are invisible; they are kept for containers that hold them.
@@ -62,7 +69,15 @@ func (s *saved) clone() *saved {
 	c.Digests = slices.Clone(s.Digests)
 	c.Blobs = slices.Clone(s.Blobs)
 	c.LayerBlobs = slices.Clone(s.LayerBlobs)
+	c.Signatures = maps.Clone(s.Signatures)
+	c.Imported = maps.Clone(s.Imported)
 	return &c
+}
+
+// documents are the small blobs that an image needs beside its config:
+// manifests and signatures.
+func (s *saved) documents() []digest.Digest {
+	return slices.Concat(s.Blobs, s.proof())
 }
 
 // images is the content of refs.json. It is replaced, never changed.

@@ -32,13 +32,15 @@ type run struct {
 	fresh  map[string]bool // diffIDs for which only the pristine variant will do
 
 	// Set by inspect.
-	id     string
-	docs   []document // outermost index first, the image manifest last
-	blobs  blobs
-	config []byte
-	image  ispec.Image
-	diffOf map[digest.Digest]digest.Digest // blob → diffID
-	sizeOf map[digest.Digest]int64         // blob → size by the manifest
+	id   string
+	docs []document // outermost index first, the image manifest last
+	// signatures by manifest, of those whose signatures were asked for and read
+	signatures map[digest.Digest][][]byte
+	blobs      blobs
+	config     []byte
+	image      ispec.Image
+	diffOf     map[digest.Digest]digest.Digest // blob → diffID
+	sizeOf     map[digest.Digest]int64         // blob → size by the manifest
 
 	mu    sync.Mutex
 	have  map[digest.Digest]*entry   // by diffID; each counted once as used
@@ -51,9 +53,11 @@ func (r *run) leaf() document { return r.docs[len(r.docs)-1] }
 
 // inspect reads everything but the layers: indexes down to the image for this
 // platform, the policy's word on it, its config.
-func (r *run) inspect(ctx context.Context, policy *signature.PolicyContext) error {
+func (r *run) inspect(ctx context.Context) error {
 	unparsed := image.UnparsedInstance(r.src, nil)
+	var all []*image.UnparsedImage
 	for {
+		all = append(all, unparsed)
 		doc, err := r.readDocument(ctx, unparsed)
 		if err != nil {
 			return err
@@ -72,8 +76,8 @@ func (r *run) inspect(ctx context.Context, policy *signature.PolicyContext) erro
 		unparsed = image.UnparsedInstance(r.src, &chosen)
 	}
 	// Before anything else of the image is read.
-	if ok, err := policy.IsRunningImageAllowed(ctx, unparsed); err != nil || !ok {
-		return fmt.Errorf("%w: %w", ErrSignature, err)
+	if err := r.admit(ctx, all); err != nil {
+		return err
 	}
 	var err error
 	if r.blobs, err = r.leaf().parse(); err != nil {

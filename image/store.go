@@ -18,6 +18,7 @@ import (
 
 	"berth/image/content"
 	"berth/image/layer"
+	"berth/image/policy"
 )
 
 // Options configures a Store. The zero value of each means its default.
@@ -26,6 +27,8 @@ type Options struct {
 	MaxConcurrentDownloads int           // layers of one pull at the same time; 3
 	RegistriesConf         string        // containers-registries.conf(5); its drop-ins are in <path>.d
 	PolicyPath             string        // containers-policy.json(5); none admits every image
+	PolicyDir              string        // of NAMESPACE.json, the policies of single namespaces; none: all have PolicyPath
+	RegistriesDir          string        // containers-registries.d(5), where signatures are; none: the system's
 	AuthFile               string        // containers-auth.json(5); none means only what a pull brings
 	IdleTimeout            time.Duration // a registry that sends nothing for so long is given up; 60 s
 	MinRate                int64         // bytes a second, over MinRateWindow, that a layer must bring; 0: no such rule
@@ -51,6 +54,8 @@ type Store struct {
 	holders map[string]map[string]bool // holder → image ids; guarded by change
 	configs map[string]ispec.Image     // guarded by change
 	view    atomic.Pointer[view]       // what readers see
+
+	verdicts policy.Verdicts
 
 	flights flights
 	board   board
@@ -169,7 +174,7 @@ func (s *Store) adopt(id string, img *saved) bool {
 	if err != nil || len(config.RootFS.DiffIDs) != len(img.Layers) {
 		return false
 	}
-	for _, blob := range img.Blobs {
+	for _, blob := range img.documents() {
 		if _, err := s.blobs.Get(blob); err != nil {
 			return false
 		}
@@ -215,7 +220,7 @@ func (s *Store) RawConfig(id string) (json.RawMessage, error) {
 
 func (s *Store) wantsBlob(d digest.Digest) bool {
 	for id, img := range s.images {
-		if id == d.String() || slices.Contains(img.Blobs, d) {
+		if id == d.String() || slices.Contains(img.documents(), d) {
 			return true
 		}
 		if s.opt.KeepLayerBlobs && slices.Contains(img.LayerBlobs, d) {
@@ -283,7 +288,7 @@ func (s *Store) publish() {
 func (s *Store) record(id string, img *saved) *Record {
 	r := &Record{
 		ID: id, RepoTags: slices.Clone(img.Tags), RepoDigests: slices.Clone(img.Digests),
-		Config: s.configs[id], Annotations: img.Annotations, PulledAt: img.PulledAt,
+		Config: s.configs[id], Annotations: img.Annotations, PulledAt: img.PulledAt, saved: img,
 	}
 	slices.Sort(r.RepoTags)
 	bottom := 0
@@ -296,7 +301,7 @@ func (s *Store) record(id string, img *saved) *Record {
 	// An opaque root is beyond overlay: what it hides is not mounted.
 	r.Layers = slices.Clip(r.Layers[bottom:])
 	r.Size = s.layers.sizeOf(img.Layers)
-	for _, blob := range append([]digest.Digest{digest.Digest(id)}, img.Blobs...) {
+	for _, blob := range append([]digest.Digest{digest.Digest(id)}, img.documents()...) {
 		if p, err := s.blobs.Path(blob); err == nil {
 			if st, err := os.Stat(p); err == nil {
 				r.Size += uint64(st.Size())

@@ -64,6 +64,9 @@ func (s *Service) CreateContainer(ctx context.Context, req *cri.CreateContainerR
 
 // refused lets an error begin with the word that the kubelet looks for.
 func refused(err error) error {
+	if errors.Is(err, image.ErrSignature) {
+		return prefixed("SignatureValidationFailed", err)
+	}
 	if errors.Is(err, spec.ErrImageVolume) {
 		return prefixed(spec.ErrImageVolume.Error(), err)
 	}
@@ -88,6 +91,10 @@ func (s *Service) createContainer(ctx context.Context, op *operation.Operation, 
 	op.Step("find image")
 	images, err := s.findImages(config)
 	if err != nil {
+		return "", err
+	}
+	op.Step("ask the signature policy")
+	if err := s.admitImages(ctx, sb, config, images); err != nil {
 		return "", err
 	}
 	c, err := s.newContainer(sb, config, images)
@@ -356,9 +363,6 @@ func (s *Service) newContainer(sb *sandbox.Sandbox, config *cri.ContainerConfig,
 func (s *Service) findImage(field string, i *cri.ImageSpec) (*image.Record, error) {
 	if err := checkReference(i.GetImage()); err != nil {
 		return nil, fmt.Errorf("%s: %w", strings.TrimSuffix(field, ".image"), err)
-	}
-	if _, err := s.handlerName(i.GetRuntimeHandler()); err != nil {
-		return nil, fmt.Errorf("%s: %w", field, err)
 	}
 	if _, err := s.handlerName(i.GetRuntimeHandler()); err != nil {
 		return nil, fmt.Errorf("%s: %w", field, err)

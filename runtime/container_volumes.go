@@ -1,6 +1,7 @@
 package runtime
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"maps"
@@ -55,6 +56,31 @@ func (s *Service) findImages(config *cri.ContainerConfig) (containerImages, erro
 		}
 	}
 	return found, nil
+}
+
+// admitImages asks the signature policy of the pod's namespace about each image
+// that a container needs, also those that it admitted when they were pulled.
+func (s *Service) admitImages(ctx context.Context, sb *sandbox.Sandbox, config *cri.ContainerConfig, images containerImages) error {
+	ask := func(field string, i *cri.ImageSpec, img *image.Record) error {
+		name := i.GetUserSpecifiedImage()
+		if name == "" {
+			name = i.GetImage()
+		}
+		use := image.Use{Image: img, Name: name, Namespace: sb.Config.Message.GetMetadata().GetNamespace()}
+		if err := s.Images.Admit(ctx, use); err != nil {
+			return fmt.Errorf("%s: %w", field, err)
+		}
+		return nil
+	}
+	if err := ask("config.image", config.GetImage(), images.root); err != nil {
+		return err
+	}
+	for i, img := range images.volumes {
+		if err := ask(fmt.Sprintf("mounts[%d].image", i), config.GetMounts()[i].GetImage(), img); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // mountImages mounts a container's root filesystem and its image volumes, and

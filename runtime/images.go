@@ -48,7 +48,7 @@ func (i *imageService) PullImage(ctx context.Context, req *cri.PullImageRequest)
 	if _, err := i.service.handlerName(req.GetImage().GetRuntimeHandler()); err != nil {
 		return nil, fmt.Errorf("image: %w", err)
 	}
-	pull := image.PullRequest{Reference: ref}
+	pull := image.PullRequest{Reference: ref, Namespace: req.GetSandboxConfig().GetMetadata().GetNamespace()}
 	if a := req.GetAuth(); a != nil {
 		pull.Credentials = &image.Credentials{
 			Username: a.GetUsername(), Password: a.GetPassword(), Auth: a.GetAuth(), ServerAddress: a.GetServerAddress(),

@@ -34,6 +34,7 @@ var rooms = map[string][]string{
 	"berth/image":              {"berth/image/..."},
 	"berth/image/content":      {},
 	"berth/image/fetch":        {},
+	"berth/image/policy":       {},
 	"berth/image/layer":        {},
 	"berth/image/rootfs":       {"berth/image/layer"},
 	"berth/oci":                {},

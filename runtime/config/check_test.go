@@ -57,6 +57,8 @@ func TestRefusals(t *testing.T) {
 		"zero downloads":          {"\n[image]\nmax_concurrent_downloads = 0\n", `line 3: key "image.max_concurrent_downloads": 0 is outside 1 to 64`},
 		"soft over hard":          {"[runtime]\nnofile_soft = 10\nnofile_hard = 5\n", `line 2: key "runtime.nofile_soft": 10`},
 		"relative policy":         {"[image]\npolicy = 'p.json'\n", `line 2: key "image.policy"`},
+		"relative policy dir":     {"[image]\npolicy_dir = 'p'\n", `line 2: key "image.policy_dir"`},
+		"relative sources":        {"[image]\nregistries_dir = 'd'\n", `line 2: key "image.registries_dir"`},
 		"relative template":       {"[cni]\nconf_template = 't'\n", `line 2: key "cni.conf_template"`},
 		"NRI switch":              {"[nri]\nenable = 'yes'\n", `line 2: key "nri.enable": "yes"`},
 		"NRI timeout":             {"[nri]\nplugin_request_timeout = '5h'\n", `line 2: key "nri.plugin_request_timeout": 5h is outside 100ms to 1m`},

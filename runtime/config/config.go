@@ -64,7 +64,9 @@ type CNI struct {
 // Image configures package image.
 type Image struct {
 	RegistriesConf         string   `toml:"registries_conf" live:"yes" comment:"containers-registries.conf(5). Empty: the system's own files."`
-	Policy                 string   `toml:"policy" live:"yes" comment:"containers-policy.json(5). Empty: every image is accepted."`
+	Policy                 string   `toml:"policy" live:"yes" comment:"containers-policy.json(5). Asked when an image is pulled and each time one is used. Empty: every image is accepted."`
+	PolicyDir              string   `toml:"policy_dir" live:"yes" comment:"Directory of policies for single namespaces, NAMESPACE.json; one that has none is under policy. Empty: all are."`
+	RegistriesDir          string   `toml:"registries_dir" live:"yes" comment:"Directory that says where images' signatures are, containers-registries.d(5). Empty: the system's own."`
 	AuthFile               string   `toml:"auth_file" live:"yes" comment:"containers-auth.json(5), used when a pull brings no credentials. Empty: none."`
 	MaxConcurrentDownloads int      `toml:"max_concurrent_downloads" live:"yes" comment:"Layers fetched at once, per pull (1 to 64)."`
 	IdleTimeout            Duration `toml:"idle_timeout" live:"yes" comment:"A layer that brings no byte for this long fails the pull."`

@@ -1,0 +1,72 @@
+package policy
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+
+	"go.podman.io/image/v5/image"
+)
+
+// What one manifest may have of signatures. A signature is a kilobyte or a few;
+// a certificate chain and a transparency log's entry make it ten.
+const (
+	MaxSignatures    = 64
+	MaxSignatureSize = 1 << 20 // of all of a manifest's together
+)
+
+// Marks begin a signature in the "dir:" form and say what follows.
+const (
+	simpleMark   = "\x00simple-signing\n"
+	sigstoreMark = "\x00sigstore-json\n"
+)
+
+// sigstore is what follows sigstoreMark.
+type sigstore struct {
+	MIMEType    string            `json:"mimeType"`
+	Payload     []byte            `json:"payload"`
+	Annotations map[string]string `json:"annotations"`
+}
+
+// ReadSignatures asks an image's source for the signatures of one manifest and
+// gives them in the form they are kept in. None is no error; too many, or too
+// large ones, are. It blocks until ctx ends.
+func ReadSignatures(ctx context.Context, u *image.UnparsedImage) ([][]byte, error) {
+	read, err := u.UntrustedSignatures(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if len(read) > MaxSignatures {
+		return nil, fmt.Errorf("the manifest has %d signatures, at most %d are read", len(read), MaxSignatures)
+	}
+	var list [][]byte
+	size := 0
+	for _, s := range read {
+		blob, err := encode(s)
+		if err != nil {
+			return nil, err
+		}
+		if size += len(blob); size > MaxSignatureSize {
+			return nil, fmt.Errorf("the manifest's signatures have more than %d bytes", MaxSignatureSize)
+		}
+		list = append(list, blob)
+	}
+	return list, nil
+}
+
+// encode writes a signature whose type the library does not export, but whose
+// parts it does.
+func encode(s any) ([]byte, error) {
+	switch s := s.(type) {
+	case interface{ UntrustedSignature() []byte }:
+		return append([]byte(simpleMark), s.UntrustedSignature()...), nil
+	case interface {
+		UntrustedMIMEType() string
+		UntrustedPayload() []byte
+		UntrustedAnnotations() map[string]string
+	}:
+		data, err := json.Marshal(sigstore{s.UntrustedMIMEType(), s.UntrustedPayload(), s.UntrustedAnnotations()})
+		return append([]byte(sigstoreMark), data...), err
+	}
+	return nil, fmt.Errorf("signature of an unknown kind (%T)", s)
+}
