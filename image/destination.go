@@ -180,7 +180,7 @@ func (d *destination) unpack(ctx context.Context, stream io.Reader, blob digest.
 
 // unpackStream reads the stream to its end: only there its digest is checked.
 func (d *destination) unpackStream(ctx context.Context, in io.Reader, diff string) (digest.Digest, *layer.Result, error) {
-	body, closeBody, err := decompress(in)
+	body, closeBody, err := decompress(in, func() (func(), error) { return d.run.store.slots.enterLarge(ctx) })
 	if err != nil {
 		return "", nil, err
 	}

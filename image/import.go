@@ -76,7 +76,7 @@ func each(file string, f func(h *tar.Header, body io.Reader) (stop bool, err err
 		return err
 	}
 	defer in.Close()
-	plain, closePlain, err := decompress(in)
+	plain, closePlain, err := decompress(in, atOnce)
 	if err != nil {
 		return fmt.Errorf("%w: %w", ErrInvalidImage, err)
 	}

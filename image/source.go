@@ -49,13 +49,21 @@ func (s *source) GetBlob(ctx context.Context, info types.BlobInfo, cache types.B
 	// A layer comes from the image's registry. An image must not be able to
 	// make the node fetch from wherever it likes.
 	info.URLs = nil
+	leave, err := s.run.store.slots.enter(ctx)
+	if err != nil {
+		s.run.giveUp(info.Digest)
+		return nil, 0, s.failed(err)
+	}
+	settle := func() {
+		leave()
+		s.run.giveUp(info.Digest)
+	}
 	s.run.job.track.layer(info.Digest, StageFetching)
 	stream, err := s.open(ctx, info, cache)
 	if err != nil {
-		s.run.giveUp(info.Digest)
+		settle()
 		return nil, 0, s.failed(fmt.Errorf("fetch layer %s: %w", info.Digest, err))
 	}
-	settle := func() { s.run.giveUp(info.Digest) }
 	return &layerStream{ReadCloser: stream, settle: settle, got: func(n int) { s.run.job.track.got(info.Digest, n) }}, s.run.sizeOf[info.Digest], nil
 }
 

@@ -25,6 +25,7 @@ import (
 type Options struct {
 	Root                   string        // required: the images directory
 	MaxConcurrentDownloads int           // layers of one pull at the same time; 3
+	MaxConcurrentUnpacks   int           // layers of all pulls and imports at the same time; 16
 	RegistriesConf         string        // containers-registries.conf(5); its drop-ins are in <path>.d
 	PolicyPath             string        // containers-policy.json(5); none admits every image
 	PolicyDir              string        // of NAMESPACE.json, the policies of single namespaces; none: all have PolicyPath
@@ -60,6 +61,7 @@ type Store struct {
 	flights flights
 	board   board
 	claims  claims
+	slots   slots
 	durable *durability
 	closing context.CancelFunc
 	closed  sync.Once
@@ -96,6 +98,9 @@ func openOn(ctx context.Context, o Options, d *disk) (*Store, error) {
 	if o.MaxConcurrentDownloads <= 0 {
 		o.MaxConcurrentDownloads = 3
 	}
+	if o.MaxConcurrentUnpacks <= 0 {
+		o.MaxConcurrentUnpacks = 16
+	}
 	if o.IdleTimeout <= 0 {
 		o.IdleTimeout = time.Minute
 	}
@@ -113,6 +118,7 @@ func openOn(ctx context.Context, o Options, d *disk) (*Store, error) {
 	}
 	s := &Store{opt: o, pins: pins, disk: d, holders: map[string]map[string]bool{}, configs: map[string]ispec.Image{}}
 	s.life, s.closing = context.WithCancel(context.Background())
+	s.slots = newSlots(o.MaxConcurrentUnpacks)
 	s.flights.running = map[string]*flight{}
 	s.claims.open = map[digest.Digest]*claim{}
 	if err := s.load(ctx); err != nil {

@@ -58,12 +58,19 @@ func (c *counted) Read(b []byte) (int, error) {
 	return n, err
 }
 
-const zstdWindow = 128 << 20 // what "zstd --long" makes at most by default
+// What zstd may ask for: a frame refers back by so many bytes, which must be
+// kept.
+const (
+	zstdWindow     = 128 << 20 // the most there is: what "zstd --long" makes at most by default
+	zstdWindowMany = 32 << 20  // the most that every layer may take; more is for few at a time
+)
 
-// decompress looks at the first bytes, not at labels. close frees the decoder.
-func decompress(r io.Reader) (body io.Reader, closeBody func(), err error) {
+// decompress looks at the first bytes, not at labels. large is called, and may
+// wait, where the stream takes a lot of memory; leave when it is over. close
+// frees the decoder.
+func decompress(r io.Reader, large func() (leave func(), err error)) (body io.Reader, closeBody func(), err error) {
 	buffered := bufio.NewReaderSize(r, 256<<10)
-	magic, err := buffered.Peek(6)
+	magic, err := buffered.Peek(zstd.HeaderMaxSize)
 	if err != nil && err != io.EOF {
 		return nil, nil, err
 	}
@@ -76,17 +83,52 @@ func decompress(r io.Reader) (body io.Reader, closeBody func(), err error) {
 		}
 		return z, nothing, nil
 	case bytes.HasPrefix(magic, []byte{0x28, 0xb5, 0x2f, 0xfd}), isSkippable(magic):
-		z, err := zstd.NewReader(buffered, zstd.WithDecoderConcurrency(1), zstd.WithDecoderMaxWindow(zstdWindow))
-		if err != nil {
-			return nil, nil, err
-		}
-		return z, z.Close, nil
+		return decompressZstd(buffered, large)
 	case bytes.HasPrefix(magic, []byte{0xfd, '7', 'z', 'X', 'Z'}):
 		return nil, nil, fmt.Errorf("%w: layers compressed with xz are not supported", ErrInvalidImage)
 	case bytes.HasPrefix(magic, []byte("BZh")):
 		return nil, nil, fmt.Errorf("%w: layers compressed with bzip2 are not supported", ErrInvalidImage)
 	}
 	return buffered, nothing, nil
+}
+
+// decompressZstd lets few layers with large windows at their data at a time.
+// The first frame tells for all.
+func decompressZstd(r *bufio.Reader, large func() (func(), error)) (io.Reader, func(), error) {
+	leave, window := func() {}, uint64(zstdWindowMany)
+	if firstWindow(r) > zstdWindowMany {
+		var err error
+		if leave, err = large(); err != nil {
+			return nil, nil, err
+		}
+		window = zstdWindow
+	}
+	z, err := zstd.NewReader(r, zstd.WithDecoderConcurrency(1), zstd.WithDecoderMaxWindow(window))
+	if err != nil {
+		leave()
+		return nil, nil, err
+	}
+	return z, func() { z.Close(); leave() }, nil
+}
+
+// firstWindow is the memory that the first frame asks for. Skippable frames
+// before it, of which a tool for parallel decompression writes one, are small.
+func firstWindow(r *bufio.Reader) uint64 {
+	for skip := 0; ; {
+		data, _ := r.Peek(skip + zstd.HeaderMaxSize) // short at the stream's end, and then no harm
+		var h zstd.Header
+		if len(data) < skip || h.Decode(data[skip:]) != nil {
+			return 0
+		}
+		switch {
+		case h.Skippable:
+			skip += h.HeaderSize + int(h.SkippableSize)
+		case h.SingleSegment:
+			return h.FrameContentSize
+		default:
+			return h.WindowSize
+		}
+	}
 }
 
 // isSkippable knows zstd's skippable frames, which may come first.

@@ -2,6 +2,7 @@ package image
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -11,6 +12,7 @@ import (
 	"testing"
 	"testing/iotest"
 
+	"github.com/klauspost/compress/zstd"
 	"github.com/opencontainers/go-digest"
 
 	"berth/image/fetch"
@@ -118,7 +120,7 @@ func TestDecompressByFirstBytes(t *testing.T) {
 		"plain": data, "gzip": gzipLayer(data).data, "zstd": zstdLayer(data).data, "zstd with a skippable frame": skippable,
 		"two gzip members": append(gzipLayer(data[:100]).data, gzipLayer(data[100:]).data...),
 	} {
-		body, done, err := decompress(bytes.NewReader(in))
+		body, done, err := decompress(bytes.NewReader(in), atOnce)
 		if err != nil {
 			t.Errorf("%s: %v", name, err)
 			continue
@@ -130,10 +132,71 @@ func TestDecompressByFirstBytes(t *testing.T) {
 		}
 	}
 	for name, in := range map[string]string{"xz": "\xfd7zXZ\x00", "bzip2": "BZh9"} {
-		if _, _, err := decompress(strings.NewReader(in)); !errors.Is(err, ErrInvalidImage) || !strings.Contains(err.Error(), name) {
+		if _, _, err := decompress(strings.NewReader(in), atOnce); !errors.Is(err, ErrInvalidImage) || !strings.Contains(err.Error(), name) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
+}
+
+// Only what takes a lot of memory waits for its turn, and what takes too much
+// is refused.
+func TestLargeWindowsTakeTurns(t *testing.T) {
+	data := bytes.Repeat([]byte("layer"), 8<<20/5)
+	skippable := []byte{0x50, 0x2a, 0x4d, 0x18, 4, 0, 0, 0, 1, 2, 3, 4}
+	for window, large := range map[int]int{1 << 20: 0, zstdWindowMany: 0, 2 * zstdWindowMany: 1, zstdWindow: 1} {
+		var b bytes.Buffer
+		b.Write(skippable)
+		w, err := zstd.NewWriter(&b, zstd.WithWindowSize(window))
+		if err != nil {
+			t.Fatal(err)
+		}
+		w.Write(data)
+		w.Close()
+		took, gave := 0, 0
+		body, done, err := decompress(&b, func() (func(), error) { took++; return func() { gave++ }, nil })
+		if err != nil {
+			t.Fatal(err)
+		}
+		got, err := io.ReadAll(body)
+		done()
+		if err != nil || !bytes.Equal(got, data) || took != large || gave != large {
+			t.Errorf("window %d: %d bytes, %d turns, %d given back, error %v", window, len(got), took, gave, err)
+		}
+	}
+	busy := errors.New("busy")
+	single := []byte{0x28, 0xb5, 0x2f, 0xfd, 0xe0, 0, 0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0} // one segment of 8 GiB
+	if _, _, err := decompress(bytes.NewReader(single), func() (func(), error) { return nil, busy }); !errors.Is(err, busy) {
+		t.Errorf("one segment: %v", err)
+	}
+	body, done, err := decompress(bytes.NewReader(single), atOnce)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer done()
+	if _, err := io.ReadAll(body); !errors.Is(contentError(err), ErrInvalidImage) {
+		t.Errorf("a window beyond all bounds: %v", err)
+	}
+}
+
+func TestSlotsAreBounded(t *testing.T) {
+	s := newSlots(2)
+	one, err1 := s.enter(t.Context())
+	two, err2 := s.enter(t.Context())
+	if err1 != nil || err2 != nil {
+		t.Fatal(err1, err2)
+	}
+	ctx, cancel := context.WithCancelCause(t.Context())
+	cancel(errAbandoned)
+	if _, err := s.enter(ctx); !errors.Is(err, errAbandoned) {
+		t.Errorf("a third: %v", err)
+	}
+	one()
+	if three, err := s.enter(t.Context()); err != nil {
+		t.Error(err)
+	} else {
+		three()
+	}
+	two()
 }
 
 func TestCountedHoldsAStreamToItsSize(t *testing.T) {

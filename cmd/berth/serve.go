@@ -182,6 +182,8 @@ func imageOptions(cfg config.Config) image.Options {
 		RegistriesConf: cfg.Image.RegistriesConf, PolicyPath: cfg.Image.Policy, PolicyDir: cfg.Image.PolicyDir,
 		RegistriesDir: cfg.Image.RegistriesDir, AuthFile: cfg.Image.AuthFile,
 		IdleTimeout: time.Duration(cfg.Image.IdleTimeout), KeepLayerBlobs: cfg.Image.KeepLayerBlobs, Pinned: cfg.Image.Pinned,
+		MinRate: cfg.Image.MinRate, MinRateWindow: time.Duration(cfg.Image.MinRateWindow),
+		MaxConcurrentUnpacks: cfg.Image.MaxConcurrentUnpacks,
 	}
 }
 

@@ -104,6 +104,8 @@ func (c Config) checkRanges(p *Problems) {
 		v, low, high int64
 	}{
 		{"image.max_concurrent_downloads", int64(c.Image.MaxConcurrentDownloads), 1, 64},
+		{"image.max_concurrent_unpacks", int64(c.Image.MaxConcurrentUnpacks), 1, 256},
+		{"image.min_rate", c.Image.MinRate, 0, 1 << 30},
 		{"streaming.port", int64(c.Streaming.Port), 0, 65535},
 		{"runtime.max_log_line", int64(c.Runtime.MaxLogLine), 256, 1 << 20},
 		{"runtime.shm_size", c.Runtime.ShmSize, 4096, 1 << 40},
@@ -118,6 +120,7 @@ func (c Config) checkRanges(p *Problems) {
 		low, high time.Duration
 	}{
 		{"image.idle_timeout", c.Image.IdleTimeout, time.Second, time.Hour},
+		{"image.min_rate_window", c.Image.MinRateWindow, time.Second, time.Hour},
 		{"cni.timeout", c.CNI.Timeout, time.Second, time.Hour},
 		{"streaming.url_lifetime", c.Streaming.URLLifetime, time.Second, time.Hour},
 		{"streaming.idle_timeout", c.Streaming.IdleTimeout, time.Second, 1000 * time.Hour},

@@ -70,6 +70,9 @@ type Image struct {
 	AuthFile               string   `toml:"auth_file" live:"yes" comment:"containers-auth.json(5), used when a pull brings no credentials. Empty: none."`
 	MaxConcurrentDownloads int      `toml:"max_concurrent_downloads" live:"yes" comment:"Layers fetched at once, per pull (1 to 64)."`
 	IdleTimeout            Duration `toml:"idle_timeout" live:"yes" comment:"A layer that brings no byte for this long fails the pull."`
+	MinRate                int64    `toml:"min_rate" comment:"Bytes a second that a layer must bring on the average of min_rate_window, counting only the time that is spent waiting for them; less fails the pull. 0: no such rule."`
+	MinRateWindow          Duration `toml:"min_rate_window" comment:"Over how much waiting min_rate is taken."`
+	MaxConcurrentUnpacks   int      `toml:"max_concurrent_unpacks" comment:"Layers fetched and unpacked at once by all pulls and imports together (1 to 256). It bounds memory (2 MiB each, of zstd layers as much as they were compressed with: mostly 8 MiB) and connections."`
 	Pinned                 []string `toml:"pinned" live:"yes" comment:"Images that kubelet's garbage collection leaves alone: a reference, the beginning of one and a *, or a part of one between two *."`
 	KeepLayerBlobs         bool     `toml:"keep_layer_blobs" live:"yes" comment:"Also keep layers as they were fetched, compressed."`
 }
@@ -153,7 +156,8 @@ func Default() Config {
 	return Config{
 		Root: "/var/lib/berth", State: "/run/berth", Socket: "/run/berth/berth.sock", LogLevel: "info",
 		CNI: CNI{ConfDir: "/etc/cni/net.d", BinDirs: []string{"/opt/cni/bin"}, Timeout: Duration(2 * time.Minute)},
-		Image: Image{MaxConcurrentDownloads: 6, IdleTimeout: Duration(2 * time.Minute),
+		Image: Image{MaxConcurrentDownloads: 6, IdleTimeout: Duration(2 * time.Minute), MinRate: 1 << 10,
+			MinRateWindow: Duration(time.Minute), MaxConcurrentUnpacks: 16,
 			Pinned: []string{}},
 		Streaming: Streaming{Address: "127.0.0.1", URLLifetime: Duration(time.Minute), IdleTimeout: Duration(4 * time.Hour)},
 		Runtime: Runtime{

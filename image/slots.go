@@ -1,0 +1,35 @@
+package image
+
+import "context"
+
+// slots bound what all pulls and imports together take at one time, however
+// many there are. Nobody who has a slot waits for a claim, so all come to
+// their turn.
+type slots struct {
+	layers chan struct{} // one for each layer that is being fetched and unpacked
+	large  chan struct{} // and one more for each that needs a lot of memory
+}
+
+const largeSlots = 2
+
+func newSlots(layers int) slots {
+	return slots{layers: make(chan struct{}, layers), large: make(chan struct{}, largeSlots)}
+}
+
+// enter waits for a layer's turn, until ctx is done. leave is to be called once.
+func (s *slots) enter(ctx context.Context) (leave func(), err error) { return take(ctx, s.layers) }
+
+// enterLarge is for a layer that has a slot already.
+func (s *slots) enterLarge(ctx context.Context) (leave func(), err error) { return take(ctx, s.large) }
+
+func take(ctx context.Context, slots chan struct{}) (func(), error) {
+	select {
+	case slots <- struct{}{}:
+		return func() { <-slots }, nil
+	case <-ctx.Done():
+		return nil, context.Cause(ctx)
+	}
+}
+
+// atOnce is for what is bounded otherwise: an archive that the operator gave.
+func atOnce() (leave func(), err error) { return func() {}, nil }
