@@ -51,7 +51,7 @@ func (s *Service) RestorePod(ctx context.Context, req *cri.RestorePodRequest) (*
 		return s.restorePod(ctx, op, run, req, pod)
 	})
 	if err != nil {
-		return nil, err
+		return nil, refused(err)
 	}
 	reply := &cri.RestorePodResponse{PodSandboxId: id}
 	for _, c := range s.Records.ContainersOf(id) {
