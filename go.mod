@@ -32,8 +32,6 @@ require (
 	tags.cncf.io/container-device-interface v1.1.2
 )
 
-require oras.land/oras-go/v2 v2.7.0
-
 require (
 	cyphar.com/go-pathrs v0.2.5 // indirect
 	github.com/BurntSushi/toml v1.6.0 // indirect

@@ -160,7 +160,7 @@ func (r *run) admit(ctx context.Context, unparsed []*image.UnparsedImage) error 
 	for i, doc := range slices.Backward(r.docs) {
 		m := policy.Manifest{Digest: doc.digest, Data: doc.data}
 		g := fetch.NewGuard(ctx, r.store.patience())
-		blobs, err := policy.ReadSignatures(g.Ctx, unparsed[i])
+		blobs, err := r.readSignatures(g.Ctx, unparsed[i], doc.digest)
 		if err = g.Explain(err); err != nil {
 			unread = fmt.Errorf("read signatures of %s: %w", doc.digest, err)
 		} else {

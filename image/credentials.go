@@ -6,12 +6,12 @@ import (
 	"encoding/hex"
 	"encoding/json"
 	"fmt"
-	"net/url"
-	"os"
 	"path/filepath"
 	"strings"
 
 	"go.podman.io/image/v5/types"
+
+	"berth/image/registries"
 )
 
 // Credentials are what a caller brings for one pull (CRI's AuthConfig). They
@@ -67,42 +67,40 @@ func (c *Credentials) secrets() []string {
 	return []string{c.Password, c.Auth, c.IdentityToken, c.RegistryToken, password}
 }
 
-// fits says whether the credentials are meant for a registry.
-func (c *Credentials) fits(registry string) bool {
-	if c.ServerAddress == "" {
-		return true
+// caller is what the endpoints of a name are told about who asks; nil: nothing.
+func (c *Credentials) caller() (*registries.Caller, error) {
+	if c == nil {
+		return nil, nil
 	}
-	host := c.ServerAddress
-	if strings.Contains(host, "://") {
-		u, err := url.Parse(host)
-		if err != nil {
-			return false
-		}
-		host = u.Host
-	} else {
-		host, _, _ = strings.Cut(host, "/")
+	user, password, err := c.login()
+	if err != nil {
+		return nil, err
 	}
-	return hub(host) == hub(registry)
+	return &registries.Caller{
+		Login:  registries.Login{Username: user, Password: password, IdentityToken: c.IdentityToken, RegistryToken: c.RegistryToken},
+		Server: c.ServerAddress,
+	}, nil
 }
 
-// hub knows Docker Hub by all its names.
-func hub(host string) string {
-	switch host {
-	case "index.docker.io", "registry-1.docker.io", "registry.hub.docker.com":
-		return "docker.io"
+// registries says where the configuration of registries is. It is read at each
+// pull, so a changed file counts at once.
+func (o Options) registries() registries.Config {
+	return registries.Config{
+		RegistriesConf: o.RegistriesConf, HostsDir: o.HostsDir, CertsDir: o.CertsDir, AuthFile: o.AuthFile, Idle: o.IdleTimeout,
 	}
-	return host
 }
 
-// system is the library's configuration for one pull.
+// system is the library's configuration, for what of an image it reads itself:
+// archives, and signatures.
 func (s *Store) system(registry string, c *Credentials) (*types.SystemContext, error) {
 	sys := &types.SystemContext{
 		SystemRegistriesConfPath: s.opt.RegistriesConf,
+		DockerPerHostCertDirPath: s.opt.CertsDir,
 		AuthFilePath:             s.opt.AuthFile,
 		RegistriesDirPath:        s.opt.RegistriesDir,
 		BlobInfoCacheDir:         noCacheDir,
 		BigFilesTemporaryDir:     s.staging(),
-		DockerRegistryUserAgent:  userAgent,
+		DockerRegistryUserAgent:  "berth",
 	}
 	if s.opt.RegistriesConf != "" {
 		sys.SystemRegistriesConfDirPath = registriesDir(s.opt.RegistriesConf)
@@ -111,19 +109,14 @@ func (s *Store) system(registry string, c *Credentials) (*types.SystemContext, e
 		// Not root's own login: which registries the node may use is said by
 		// its configuration or by the caller.
 		sys.AuthFilePath = filepath.Join(s.opt.Root, "no-auth.json")
-	} else if _, err := os.Stat(s.opt.AuthFile); err != nil {
-		return nil, fmt.Errorf("read auth file: %w", err)
 	}
-	if c == nil || !c.fits(registry) {
-		return sys, nil
+	caller, err := c.caller()
+	if err != nil || !caller.Fits(registry, registry) {
+		return sys, err
 	}
-	user, password, err := c.login()
-	if err != nil {
-		return nil, err
-	}
-	sys.DockerBearerRegistryToken = c.RegistryToken
-	if c.IdentityToken != "" || user != "" || password != "" {
-		sys.DockerAuthConfig = &types.DockerAuthConfig{Username: user, Password: password, IdentityToken: c.IdentityToken}
+	sys.DockerBearerRegistryToken = caller.RegistryToken
+	if caller.IdentityToken != "" || caller.Username != "" || caller.Password != "" {
+		sys.DockerAuthConfig = &types.DockerAuthConfig{Username: caller.Username, Password: caller.Password, IdentityToken: caller.IdentityToken}
 	}
 	return sys, nil
 }

@@ -21,6 +21,7 @@ import (
 	"berth/image/fetch"
 	"berth/image/layer"
 	"berth/image/policy"
+	"berth/image/registries"
 )
 
 // What callers tell apart. Every error of this package that has one of these
@@ -36,9 +37,12 @@ var (
 	// ErrNoSpace: the filesystem is full, or its inodes or a quota are used up.
 	ErrNoSpace = errors.New("no space left")
 	// ErrUnauthorized: the registry wants other credentials.
-	ErrUnauthorized = errors.New("registry refused the credentials")
+	ErrUnauthorized = registries.ErrDenied
 	// ErrRegistryUnavailable: no answer, or none that helps, for now.
-	ErrRegistryUnavailable = errors.New("registry unavailable")
+	ErrRegistryUnavailable = registries.ErrUnavailable
+	// ErrRegistryConfig: the node's configuration of registries is broken,
+	// contradicts itself or blocks the name.
+	ErrRegistryConfig = registries.ErrConfig
 	// ErrSignature: the signature policy does not admit the image.
 	ErrSignature = policy.ErrRefused
 )
@@ -64,7 +68,7 @@ func (s *Store) describe(op, image string, err error, secrets []string) error {
 	if kind == ErrNoSpace {
 		text = fmt.Sprintf("filesystem %s is full: %s", mountPoint(s.opt.Root), text)
 	}
-	return &Error{Op: op, Image: image, kind: kind, text: redact(text, secrets)}
+	return &Error{Op: op, Image: image, kind: kind, text: registries.Redact(text, secrets)}
 }
 
 func classify(err error) error {
@@ -79,10 +83,16 @@ func classify(err error) error {
 		return ErrRegistryUnavailable
 	}
 	for _, known := range []error{ErrNotFound, ErrInvalidReference, ErrInvalidImage, ErrNoSpace,
-		ErrUnauthorized, ErrRegistryUnavailable, ErrSignature} {
+		ErrUnauthorized, ErrRegistryUnavailable, ErrRegistryConfig, ErrSignature} {
 		if errors.Is(err, known) {
 			return known
 		}
+	}
+	switch {
+	case errors.Is(err, registries.ErrNotFound):
+		return ErrNotFound
+	case errors.Is(err, registries.ErrInvalid):
+		return ErrInvalidImage
 	}
 	for _, text := range []string{"exceeded maximum allowed size", "Digest did not match", "does not match provided manifest digest"} {
 		if strings.Contains(err.Error(), text) {
@@ -106,10 +116,6 @@ func classifyHTTP(err error) error {
 	}
 	if errors.Is(err, docker.ErrTooManyRequests) {
 		return ErrRegistryUnavailable
-	}
-	var refused *fetch.StatusError
-	if errors.As(err, &refused) {
-		return classifyStatus(refused.Code)
 	}
 	var status docker.UnexpectedHTTPStatusError
 	if errors.As(err, &status) {
@@ -163,23 +169,6 @@ func isNetwork(err error) bool {
 		return true
 	}
 	return false
-}
-
-var (
-	queryString = regexp.MustCompile(`(https?://[^\s"'?#]+)[?#][^\s"']*`)
-	userInfo    = regexp.MustCompile(`(https?://)[^\s"'/@]+@`)
-)
-
-// redact takes out what must not reach a log or a pod's events.
-func redact(text string, secrets []string) string {
-	text = queryString.ReplaceAllString(text, "$1")
-	text = userInfo.ReplaceAllString(text, "$1")
-	for _, secret := range secrets {
-		if secret != "" {
-			text = strings.ReplaceAll(text, secret, "[redacted]")
-		}
-	}
-	return text
 }
 
 // mountPoint is the root of the filesystem that holds path.

@@ -14,6 +14,7 @@ import (
 
 	"berth/image/fetch"
 	"berth/image/policy"
+	"berth/image/registries"
 )
 
 // PullRequest asks for an image by name, with a tag or a digest.
@@ -59,6 +60,10 @@ func (s *Store) Pull(ctx context.Context, r PullRequest) (string, error) {
 
 func (s *Store) pull(ctx context.Context, j job, c *Credentials, policyFile string) (string, error) {
 	n := j.repository
+	caller, err := c.caller()
+	if err != nil {
+		return "", err
+	}
 	sys, err := s.system(reference.Domain(n.named), c)
 	if err != nil {
 		return "", err
@@ -68,8 +73,12 @@ func (s *Store) pull(ctx context.Context, j job, c *Credentials, policyFile stri
 		return "", fmt.Errorf("%w: %v", ErrInvalidReference, err)
 	}
 	j.ref, j.sys = ref, sys
-	if j.endpoints, err = s.endpoints(sys, n.named); err != nil {
-		return "", err
+	j.open = func(ctx context.Context) (types.ImageSource, error) {
+		from, err := registries.Open(ctx, s.opt.registries(), n.named, caller)
+		if err != nil {
+			return nil, err
+		}
+		return &remote{Source: from, ref: ref}, nil
 	}
 	if j.policy, err = policy.Read(policyFile); err != nil {
 		return "", err
@@ -95,11 +104,11 @@ func (j job) names(n string) bool {
 type job struct {
 	ref        types.ImageReference
 	sys        *types.SystemContext
-	tags       []string                 // names to give it
-	repository name                     // for digests; zero when there is none to speak of
-	tagsOf     func(id string) []string // more names, known by the image's id; may be nil
-	endpoints  []fetch.Endpoint         // where the layers are; none: ref has them
-	parallel   bool                     // the source may be read by several at once, whatever it says
+	tags       []string                                         // names to give it
+	repository name                                             // for digests; zero when there is none to speak of
+	tagsOf     func(id string) []string                         // more names, known by the image's id; may be nil
+	open       func(context.Context) (types.ImageSource, error) // nil: as ref says
+	parallel   bool                                             // the source may be read by several at once, whatever it says
 	track      *tracker
 	policy     *policy.Policy // who decides; nil admits
 	origin     string         // of what an archive brings, see originOf; else empty
@@ -121,15 +130,17 @@ func (s *Store) fetch(ctx context.Context, j job) (string, error) {
 }
 
 func (s *Store) fetchOnce(ctx context.Context, j job, fresh map[string]bool) (string, error) {
-	src, err := s.openSource(ctx, j)
+	if j.open == nil {
+		j.open = func(ctx context.Context) (types.ImageSource, error) { return j.ref.NewImageSource(ctx, j.sys) }
+	}
+	src, err := j.open(ctx)
 	if err != nil {
 		return "", err
 	}
 	defer src.Close()
 	r := &run{store: s, src: src, fresh: fresh, job: j, signatures: map[digest.Digest][][]byte{}}
-	if len(j.endpoints) > 0 {
-		r.remote = fetch.New(j.endpoints, userAgent, s.patience())
-		defer r.remote.Close()
+	if from, ok := src.(*remote); ok {
+		r.remote = fetch.New(from, s.patience())
 	}
 	if err := r.inspect(ctx); err != nil {
 		return "", err
@@ -138,15 +149,6 @@ func (s *Store) fetchOnce(ctx context.Context, j job, fresh map[string]bool) (st
 		return "", err
 	}
 	return r.id, nil
-}
-
-// openSource connects to where the image is. The first contact is bounded like
-// everything that waits for a registry.
-func (s *Store) openSource(ctx context.Context, j job) (types.ImageSource, error) {
-	g := fetch.NewGuard(ctx, s.patience())
-	defer g.Stop()
-	src, err := j.ref.NewImageSource(g.Ctx, j.sys)
-	return src, g.Explain(err)
 }
 
 // patience is how long a registry is waited for.

@@ -101,11 +101,9 @@ func (r *run) inspect(ctx context.Context) error {
 }
 
 func (r *run) readDocument(ctx context.Context, u *image.UnparsedImage) (document, error) {
-	g := fetch.NewGuard(ctx, r.store.patience())
-	defer g.Stop()
-	data, mediaType, err := u.Manifest(g.Ctx)
+	data, mediaType, err := u.Manifest(ctx)
 	if err != nil {
-		return document{}, g.Explain(err)
+		return document{}, err
 	}
 	return newDocument(data, mediaType)
 }
@@ -113,12 +111,14 @@ func (r *run) readDocument(ctx context.Context, u *image.UnparsedImage) (documen
 func (r *run) readConfig(ctx context.Context) ([]byte, error) {
 	g := fetch.NewGuard(ctx, r.store.patience())
 	defer g.Stop()
+	g.Pause() // the wait for an answer has a bound of its own
 	d := r.blobs.config
 	stream, _, err := r.src.GetBlob(g.Ctx, types.BlobInfo{Digest: d.Digest, Size: d.Size, MediaType: d.MediaType}, noCache)
 	if err != nil {
 		return nil, g.Explain(fmt.Errorf("read config %s: %w", d.Digest, err))
 	}
 	defer stream.Close()
+	g.Resume()
 	data, err := io.ReadAll(io.LimitReader(stream, maxConfig+1))
 	if err != nil {
 		return nil, g.Explain(fmt.Errorf("read config %s: %w", d.Digest, err))

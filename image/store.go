@@ -27,6 +27,8 @@ type Options struct {
 	MaxConcurrentDownloads int           // layers of one pull at the same time; 3
 	MaxConcurrentUnpacks   int           // layers of all pulls and imports at the same time; 16
 	RegistriesConf         string        // containers-registries.conf(5); its drop-ins are in <path>.d
+	HostsDir               string        // containerd's directory of hosts.toml files; none
+	CertsDir               string        // certs.d; /etc/containers/certs.d and /etc/docker/certs.d
 	PolicyPath             string        // containers-policy.json(5); none admits every image
 	PolicyDir              string        // of NAMESPACE.json, the policies of single namespaces; none: all have PolicyPath
 	RegistriesDir          string        // containers-registries.d(5), where signatures are; none: the system's

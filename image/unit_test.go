@@ -17,6 +17,7 @@ import (
 
 	"berth/image/fetch"
 	"berth/image/layer"
+	"berth/image/registries"
 )
 
 func TestNames(t *testing.T) {
@@ -59,7 +60,7 @@ func TestRedact(t *testing.T) {
 		"https://h/p#frag x":                                "https://h/p x",
 		"nothing here":                                      "nothing here",
 	} {
-		if got := redact(in, []string{"s3cr3t", ""}); got != want {
+		if got := registries.Redact(in, []string{"s3cr3t", ""}); got != want {
 			t.Errorf("%q became %q, want %q", in, got, want)
 		}
 	}

@@ -75,6 +75,7 @@ var codeOf = []struct {
 	{oci.ErrExists, codes.AlreadyExists},
 	{image.ErrUnauthorized, codes.Unauthenticated},
 	{image.ErrInvalidImage, codes.InvalidArgument},
+	{image.ErrRegistryConfig, codes.FailedPrecondition},
 	{network.ErrNotReady, codes.Unavailable},
 	{network.ErrTemplate, codes.FailedPrecondition},
 	{hostport.ErrInvalid, codes.InvalidArgument},

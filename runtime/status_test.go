@@ -34,6 +34,7 @@ func TestCodes(t *testing.T) {
 		{spec.ErrInvalid, codes.InvalidArgument},
 		{sandbox.ErrNotFound, codes.NotFound},
 		{image.ErrNotFound, codes.NotFound},
+		{image.ErrRegistryConfig, codes.FailedPrecondition},
 		{oci.ErrExecTimeout, codes.DeadlineExceeded},
 		{oci.ErrNotRunning, codes.FailedPrecondition},
 		{&operation.StillRunning{Operation: &operation.Operation{}, Err: context.DeadlineExceeded}, codes.DeadlineExceeded},

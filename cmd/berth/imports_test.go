@@ -36,6 +36,7 @@ var rooms = map[string][]string{
 	"berth/image/fetch":        {},
 	"berth/image/policy":       {},
 	"berth/image/layer":        {},
+	"berth/image/registries":   {},
 	"berth/image/rootfs":       {"berth/image/layer"},
 	"berth/oci":                {},
 	"berth/oci/spec":           {},

@@ -179,8 +179,8 @@ func assemble(ctx context.Context, cfg config.Config, log *logrus.Entry) (*assem
 func imageOptions(cfg config.Config) image.Options {
 	return image.Options{
 		Root: filepath.Join(cfg.Root, "images"), MaxConcurrentDownloads: cfg.Image.MaxConcurrentDownloads,
-		RegistriesConf: cfg.Image.RegistriesConf, PolicyPath: cfg.Image.Policy, PolicyDir: cfg.Image.PolicyDir,
-		RegistriesDir: cfg.Image.RegistriesDir, AuthFile: cfg.Image.AuthFile,
+		RegistriesConf: cfg.Image.RegistriesConf, HostsDir: cfg.Image.HostsDir, CertsDir: cfg.Image.CertsDir, AuthFile: cfg.Image.AuthFile,
+		PolicyPath: cfg.Image.Policy, PolicyDir: cfg.Image.PolicyDir, RegistriesDir: cfg.Image.RegistriesDir,
 		IdleTimeout: time.Duration(cfg.Image.IdleTimeout), KeepLayerBlobs: cfg.Image.KeepLayerBlobs, Pinned: cfg.Image.Pinned,
 		MinRate: cfg.Image.MinRate, MinRateWindow: time.Duration(cfg.Image.MinRateWindow),
 		MaxConcurrentUnpacks: cfg.Image.MaxConcurrentUnpacks,

@@ -1,15 +1,14 @@
 // Package fetch reads layers from registries: a blob by its digest, from a byte
 // on, from whichever endpoint has it, with patience that is bounded.
 //
-// It owns connections, the answers to authentication challenges, redirects and
-// the continuing of streams that break. It does not own which endpoints a
-// reference has nor which credentials fit them: the caller says. It verifies no
+// It owns the continuing of streams that break, and the clock. It does not own
+// connections, nor which endpoints there are: a Source does. It verifies no
 // digest: whoever reads the whole stream does, and that covers every byte
 // whatever endpoint and connection it came by. It never logs, and keeps nothing
 // on disk.
 //
 // Terms:
-//   - endpoint: a registry or mirror under one host, as one repository.
+//   - source: the registry's endpoints, see package registries.
 //   - part: one answer to one request: the bytes of a blob from some byte on.
 //   - break: a part that ends before its time. The next part goes on from
 //     there, so the reader of the stream does not notice.

@@ -59,25 +59,48 @@ func (s *server) asked() []string {
 	return slices.Clone(s.ranges)
 }
 
-func (s *server) endpoint() Endpoint {
-	return Endpoint{Host: strings.TrimPrefix(s.URL, "http://"), Repository: "app", Insecure: true}
-}
-
 func (s *server) it() Blob { return Blob{Digest: digest.FromBytes(s.blob), Size: int64(len(s.blob))} }
 
 func client(t *testing.T, p Patience, servers ...*server) *Client {
 	t.Helper()
-	var list []Endpoint
-	for _, s := range servers {
-		list = append(list, s.endpoint())
-	}
 	if p.Idle == 0 {
 		p.Idle = time.Minute
 	}
-	c := New(list, "test", p)
+	c := New(source(servers), p)
 	c.pause = time.Millisecond
-	t.Cleanup(c.Close)
 	return c
+}
+
+// source asks one server after another, beginning with the next one after a break.
+type source []*server
+
+func (s source) Part(ctx context.Context, d digest.Digest, from, length int64) (*Part, error) {
+	q, err := http.NewRequestWithContext(ctx, http.MethodGet, s[0].URL+"/blobs/"+d.String(), nil)
+	if err != nil {
+		return nil, err
+	}
+	if from > 0 || length >= 0 {
+		text := fmt.Sprintf("bytes=%d-", from)
+		if length >= 0 {
+			text += fmt.Sprint(from + length - 1)
+		}
+		q.Header.Set("Range", text)
+	}
+	answer, err := s[0].Client().Do(q)
+	if err != nil {
+		return nil, err
+	}
+	p := &Part{ReadCloser: answer.Body, Size: answer.ContentLength, Broke: func(error) { copy(s, append(s[1:len(s):len(s)], s[0])) }}
+	switch answer.StatusCode {
+	case http.StatusOK:
+		return p, nil
+	case http.StatusPartialContent:
+		_, err = fmt.Sscanf(answer.Header.Get("Content-Range"), "bytes %d-", &p.From)
+		p.Size, p.Ranged = -1, true
+		return p, err
+	}
+	answer.Body.Close()
+	return nil, fmt.Errorf("answer %d", answer.StatusCode)
 }
 
 func readFrom(ctx context.Context, c *Client, b Blob, from int64) ([]byte, error) {
@@ -152,23 +175,6 @@ func TestABrokenStreamGoesOn(t *testing.T) {
 	}
 }
 
-func TestARangeThatIsNoneIsDoneWithout(t *testing.T) {
-	var s *server
-	s = newServer(t, 300_000, func(w http.ResponseWriter, q *http.Request) bool {
-		if q.Header.Get("Range") == "" {
-			return false
-		}
-		w.Header().Set("Content-Range", fmt.Sprintf("bytes 7-%d/%d", len(s.blob)-1, len(s.blob)))
-		w.WriteHeader(http.StatusPartialContent)
-		_, _ = w.Write(s.blob[7:])
-		return true
-	})
-	got, err := readFrom(t.Context(), client(t, Patience{}, s), s.it(), 100_000)
-	if err != nil || !bytes.Equal(got, s.blob[100_000:]) {
-		t.Errorf("%d bytes, error %v", len(got), err)
-	}
-}
-
 func TestTriesEndWithoutProgress(t *testing.T) {
 	var s *server
 	left := 1000
@@ -180,45 +186,11 @@ func TestTriesEndWithoutProgress(t *testing.T) {
 	}
 }
 
-func TestAnswersThatAreNoBlob(t *testing.T) {
-	for code, tries := range map[int]int{404: 1, 403: 1, 400: 1, 429: maxBreaks, 503: maxBreaks} {
-		s := newServer(t, 1000, func(w http.ResponseWriter, _ *http.Request) bool {
-			w.Header().Set("Content-Type", "application/json")
-			w.WriteHeader(code)
-			fmt.Fprint(w, `{"errors":[{"code":"WHY","message":"because\u001b[2J"}]}`)
-			return true
-		})
-		_, err := readFrom(t.Context(), client(t, Patience{}, s), s.it(), 0)
-		var status *StatusError
-		if !errors.As(err, &status) || status.Code != code || !strings.Contains(err.Error(), `WHY: because\x1b[2J`) {
-			t.Errorf("%d: %v", code, err)
-		}
-		if len(s.asked()) != tries {
-			t.Errorf("%d: %d requests, want %d", code, len(s.asked()), tries)
-		}
-	}
-	// What asks for a longer wait than anybody has is not waited for.
-	s := newServer(t, 1000, func(w http.ResponseWriter, _ *http.Request) bool {
-		w.Header().Set("Retry-After", "3600")
-		w.WriteHeader(http.StatusTooManyRequests)
-		return true
-	})
-	if _, err := readFrom(t.Context(), client(t, Patience{}, s), s.it(), 0); err == nil || len(s.asked()) != 1 {
-		t.Errorf("%d requests, error %v", len(s.asked()), err)
-	}
-}
-
 func TestTheNextEndpointGoesOnWhereTheFirstBroke(t *testing.T) {
+	left := 1
 	var first *server
-	first = newServer(t, 500_000, func(w http.ResponseWriter, q *http.Request) bool {
-		if q.Header.Get("Range") != "" {
-			w.WriteHeader(http.StatusBadGateway)
-			return true
-		}
-		left := 1
-		cut(&left, 300_000)(w, q, first)
-		return true
-	})
+	breaks := cut(&left, 300_000)
+	first = newServer(t, 500_000, func(w http.ResponseWriter, q *http.Request) bool { breaks(w, q, first); return true })
 	second := newServer(t, 500_000, nil)
 	got, err := readFrom(t.Context(), client(t, Patience{}, first, second), first.it(), 0)
 	if err != nil || !bytes.Equal(got, first.blob) {
@@ -226,6 +198,14 @@ func TestTheNextEndpointGoesOnWhereTheFirstBroke(t *testing.T) {
 	}
 	if !slices.Equal(second.asked(), []string{"bytes=300000-"}) {
 		t.Errorf("the second was asked %q", second.asked())
+	}
+}
+
+// What the source says is final: it has tried all there is.
+func TestASourceWithoutTheBlobIsAskedOnce(t *testing.T) {
+	s := newServer(t, 1000, func(w http.ResponseWriter, _ *http.Request) bool { w.WriteHeader(http.StatusNotFound); return true })
+	if _, err := readFrom(t.Context(), client(t, Patience{}, s), s.it(), 0); err == nil || len(s.asked()) != 1 {
+		t.Errorf("%d requests, error %v", len(s.asked()), err)
 	}
 }
 

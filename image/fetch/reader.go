@@ -6,14 +6,12 @@ import (
 	"fmt"
 	"io"
 	"math/rand/v2"
-	"net/http"
 	"time"
 )
 
 const (
-	maxBreaks   = 5                // in a row, without progress between them
-	progress    = 64 << 10         // bytes that count as progress
-	longestWait = 30 * time.Second // for a Retry-After; a registry that wants more is left
+	maxBreaks = 5        // in a row, without progress between them
+	progress  = 64 << 10 // bytes that count as progress
 )
 
 // Reader is one blob as a stream. When the connection breaks it goes on with
@@ -23,9 +21,7 @@ type Reader struct {
 	client *Client
 	blob   Blob
 	guard  *Guard
-	body   *part // nil: to be opened
-
-	whole bool // ask for the whole blob: a range did not bring what it should
+	body   *Part // nil: to be opened
 
 	at     int64 // bytes of the blob that have been read
 	mark   int64 // at when the last break happened
@@ -33,8 +29,8 @@ type Reader struct {
 }
 
 // Open begins to read a blob at a byte. It blocks until an endpoint answers.
-// The reader must be closed. Errors: ErrIdle, ErrSize, *StatusError, those of
-// the network.
+// The reader must be closed. Errors: ErrIdle, ErrSlow, ErrSize, those of the
+// source and of the network.
 func (c *Client) Open(ctx context.Context, b Blob, from int64) (*Reader, error) {
 	r := &Reader{client: c, blob: b, at: from, mark: from, guard: NewGuard(ctx, c.patience)}
 	if from == b.Size {
@@ -66,8 +62,7 @@ func (r *Reader) Read(b []byte) (int, error) {
 		if r.guard.Ctx.Err() != nil {
 			return 0, r.guard.Explain(err)
 		}
-		r.drop()
-		if err := r.wait(err); err != nil {
+		if err := r.broke(err); err != nil {
 			return 0, err
 		}
 	}
@@ -75,7 +70,7 @@ func (r *Reader) Read(b []byte) (int, error) {
 
 // end is io.EOF unless there are more bytes than promised.
 func (r *Reader) end() error {
-	if r.body == nil || !r.body.endless {
+	if r.body == nil || r.body.Size >= 0 {
 		return io.EOF
 	}
 	r.guard.begin()
@@ -106,31 +101,22 @@ func (r *Reader) read(b []byte) (int, error) {
 	return n, err
 }
 
-// connect opens the rest of the blob, and tries again where that may help.
+// connect opens the rest of the blob. The source bounds its own waits.
 func (r *Reader) connect() error {
 	for {
-		from := r.at
-		if r.whole {
-			from = 0
-		}
-		r.guard.Resume()
-		p, err := r.client.get(r.guard.Ctx, r.blob, from, -1)
 		r.guard.Pause()
-		if errors.Is(err, errRange) && !r.whole {
-			r.whole = true
-			continue
+		p, err := r.client.get(r.guard.Ctx, r.blob, r.at, -1)
+		if err != nil {
+			return r.guard.Explain(err)
 		}
-		if err == nil {
-			r.body = p
-			if err = r.skip(r.at - p.from); err == nil {
-				return nil
-			}
-			r.drop()
+		r.body = p
+		if err = r.skip(r.at - p.From); err == nil {
+			return nil
 		}
 		if r.guard.Ctx.Err() != nil {
 			return r.guard.Explain(err)
 		}
-		if err := r.wait(err); err != nil {
+		if err := r.broke(err); err != nil {
 			return err
 		}
 	}
@@ -156,9 +142,13 @@ func (r *Reader) skip(n int64) error {
 	return nil
 }
 
-// wait is what stands between a break and the next try. It returns err when
+// broke is what stands between a break and the next part. It returns err when
 // there should be none.
-func (r *Reader) wait(err error) error {
+func (r *Reader) broke(err error) error {
+	if r.body.Broke != nil {
+		r.body.Broke(err)
+	}
+	r.drop()
 	if r.at-r.mark >= progress {
 		r.breaks = 0
 	}
@@ -166,11 +156,7 @@ func (r *Reader) wait(err error) error {
 	r.breaks++
 	pause := r.client.pause << (r.breaks - 1)
 	pause += rand.N(pause / 2) // so that a blip does not bring everybody back at once
-	var status *StatusError
-	if errors.As(err, &status) {
-		pause = max(pause, status.RetryAfter)
-	}
-	if r.breaks >= maxBreaks || !passing(err) || pause > longestWait {
+	if r.breaks >= maxBreaks {
 		return err
 	}
 	select {
@@ -179,16 +165,6 @@ func (r *Reader) wait(err error) error {
 	case <-r.guard.Ctx.Done():
 		return r.guard.Explain(r.guard.Ctx.Err())
 	}
-}
-
-// passing tells trouble that may be over soon from an answer that will not
-// change.
-func passing(err error) bool {
-	var status *StatusError
-	if errors.As(err, &status) {
-		return status.Code == http.StatusTooManyRequests || status.Code == http.StatusRequestTimeout || status.Code >= 500
-	}
-	return !errors.Is(err, ErrSize)
 }
 
 func (r *Reader) drop() {

@@ -64,6 +64,8 @@ type CNI struct {
 // Image configures package image.
 type Image struct {
 	RegistriesConf         string   `toml:"registries_conf" live:"yes" comment:"containers-registries.conf(5). Empty: the system's own files."`
+	HostsDir               string   `toml:"hosts_dir" live:"yes" comment:"Directory of containerd's hosts.toml files (/etc/containerd/certs.d), for registries that registries.conf does not name. Empty: none is read."`
+	CertsDir               string   `toml:"certs_dir" live:"yes" comment:"Directory of certificates by registry (certs.d). Empty: /etc/containers/certs.d and /etc/docker/certs.d."`
 	Policy                 string   `toml:"policy" live:"yes" comment:"containers-policy.json(5). Asked when an image is pulled and each time one is used. Empty: every image is accepted."`
 	PolicyDir              string   `toml:"policy_dir" live:"yes" comment:"Directory of policies for single namespaces, NAMESPACE.json; one that has none is under policy. Empty: all are."`
 	RegistriesDir          string   `toml:"registries_dir" live:"yes" comment:"Directory that says where images' signatures are, containers-registries.d(5). Empty: the system's own."`

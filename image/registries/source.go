@@ -1,0 +1,141 @@
+package registries
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"strings"
+	"sync"
+
+	"github.com/opencontainers/go-digest"
+	"go.podman.io/image/v5/docker/reference"
+	"go.podman.io/image/v5/manifest"
+)
+
+// Source fetches the parts of one name, a tag or a digest, during one pull. Its
+// methods may be called at the same time.
+type Source struct {
+	config    Config
+	named     reference.Named
+	caller    *Caller
+	endpoints []*endpoint
+	hidden    secrets
+
+	mu     sync.Mutex
+	served *endpoint                    // gave the first manifest; guarded by mu
+	spent  map[digest.Digest]*blobTries // guarded by mu
+}
+
+// Open reads the configuration and finds the endpoints of a name. It contacts
+// nobody but credential helpers, for which it blocks. caller may be nil. The
+// Source must be closed. ErrConfig when the configuration is broken,
+// contradicts itself or blocks the name.
+func Open(ctx context.Context, c Config, named reference.Named, caller *Caller) (*Source, error) {
+	s := &Source{config: c.withDefaults(), named: named, caller: caller, spent: map[digest.Digest]*blobTries{}}
+	if caller != nil {
+		s.hidden.add(caller.Password, caller.IdentityToken, caller.RegistryToken)
+	}
+	places, err := s.config.places(named)
+	if err != nil {
+		return nil, s.clean(err)
+	}
+	for _, p := range places {
+		e, err := s.connect(ctx, p)
+		if err != nil {
+			s.Close()
+			return nil, s.clean(err)
+		}
+		s.endpoints = append(s.endpoints, e)
+	}
+	return s, nil
+}
+
+// clean keeps of an error its kind and what may be read by everybody.
+func (s *Source) clean(err error) error {
+	return &Error{kindOf(err), s.hidden.redact(err.Error())}
+}
+
+// Close ends idle connections. Blobs that are open go on. Idempotent.
+func (s *Source) Close() error {
+	for _, e := range s.endpoints {
+		e.client.CloseIdleConnections()
+	}
+	return nil
+}
+
+// maxManifest bounds what is read of a manifest; what is too big for an image
+// is decided elsewhere.
+const maxManifest = 8 << 20
+
+// Manifest reads a manifest or index and its media type from the first endpoint
+// that has it: the one with the digest, or with an empty digest the one that
+// the Source's name says. Bytes that do not have the digest they were asked by
+// count as a failure of the endpoint. It bounds its waits itself.
+//
+// The error is an *Error with the reason of each endpoint, or ctx's.
+func (s *Source) Manifest(ctx context.Context, d digest.Digest) ([]byte, string, error) {
+	wanted, byTag := d.String(), false
+	if d == "" {
+		switch n := s.named.(type) {
+		case reference.Canonical:
+			d, wanted = n.Digest(), n.Digest().String()
+		case reference.Tagged:
+			wanted, byTag = n.Tag(), true
+		default:
+			return nil, "", &Error{ErrInvalid, fmt.Sprintf("%s has neither tag nor digest", s.named)}
+		}
+	}
+	list := s.candidates(func(e *endpoint) bool {
+		if byTag {
+			return !e.noTags
+		}
+		return !e.noBlobs
+	})
+	var attempts []attempt
+	for i, e := range s.preferred(list) {
+		data, kind, err := e.manifest(ctx, wanted, d, i == len(list)-1)
+		if err == nil {
+			s.mu.Lock()
+			s.served = e
+			s.mu.Unlock()
+			return data, kind, nil
+		}
+		if ctx.Err() != nil {
+			return nil, "", context.Cause(ctx)
+		}
+		attempts = append(attempts, attempt{e, err})
+	}
+	return nil, "", s.failed(attempts)
+}
+
+// preferred puts the endpoint that gave the first manifest to the front: what
+// belongs together is likely to be there too.
+func (s *Source) preferred(list []*endpoint) []*endpoint {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var first, rest []*endpoint
+	for _, e := range list {
+		if e == s.served && e.readyAt().IsZero() {
+			first = append(first, e)
+		} else {
+			rest = append(rest, e)
+		}
+	}
+	return append(first, rest...)
+}
+
+func (e *endpoint) manifest(ctx context.Context, wanted string, d digest.Digest, alone bool) ([]byte, string, error) {
+	accept := http.Header{"Accept": {strings.Join(manifest.DefaultRequestedManifestMIMETypes, ", ")}}
+	res, err := e.get(ctx, "/"+e.repository+"/manifests/"+wanted, accept, alone)
+	if err != nil {
+		return nil, "", err
+	}
+	data, err := e.readDocument(res, maxManifest)
+	if err != nil {
+		return nil, "", fmt.Errorf("read manifest: %w", err)
+	}
+	if d != "" && d.Algorithm().FromBytes(data) != d {
+		return nil, "", fmt.Errorf("%w: the manifest does not have the digest %s", ErrInvalid, d)
+	}
+	return data, res.Header.Get("Content-Type"), nil
+}
