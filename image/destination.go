@@ -180,13 +180,14 @@ func (d *destination) unpack(ctx context.Context, stream io.Reader, blob digest.
 
 // unpackStream reads the stream to its end: only there its digest is checked.
 func (d *destination) unpackStream(ctx context.Context, in io.Reader, diff string) (digest.Digest, *layer.Result, error) {
-	body, closeBody, err := decompress(in, func() (func(), error) { return d.run.store.slots.enterLarge(ctx) })
+	grows := newExpansion()
+	body, closeBody, err := decompress(grows.compressedEnd(in), func() (func(), error) { return d.run.store.slots.enterLarge(ctx) })
 	if err != nil {
 		return "", nil, err
 	}
 	defer closeBody()
 	sum := sha256.New()
-	fast := readAhead(body)
+	fast := readAhead(grows.plainEnd(body))
 	tee := io.TeeReader(fast, sum)
 	result, err := layer.Unpack(ctx, diff, tee, layer.Limits{})
 	if err == nil {

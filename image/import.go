@@ -76,12 +76,13 @@ func each(file string, f func(h *tar.Header, body io.Reader) (stop bool, err err
 		return err
 	}
 	defer in.Close()
-	plain, closePlain, err := decompress(in, atOnce)
+	grows := newExpansion()
+	plain, closePlain, err := decompress(grows.compressedEnd(in), atOnce)
 	if err != nil {
 		return fmt.Errorf("%w: %w", ErrInvalidImage, err)
 	}
 	defer closePlain()
-	for tr := tar.NewReader(plain); ; {
+	for tr := tar.NewReader(grows.plainEnd(plain)); ; {
 		h, err := tr.Next()
 		if err == io.EOF {
 			return nil

@@ -221,6 +221,18 @@ func (l *layers) acquireAny(d digest.Digest) *entry {
 	return nil
 }
 
+// stored says whether any variant of a layer is here.
+func (l *layers) stored(d digest.Digest) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for key := range l.byKey {
+		if key.diffID == d {
+			return true
+		}
+	}
+	return false
+}
+
 // again counts one more user of a layer that the caller already counts on.
 func (l *layers) again(e *entry) {
 	l.mu.Lock()

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"strings"
+	"unicode"
 
 	"github.com/opencontainers/go-digest"
 	ispec "github.com/opencontainers/image-spec/specs-go/v1"
@@ -17,7 +18,9 @@ import (
 const (
 	maxManifest = 4 << 20
 	maxConfig   = 4 << 20
-	maxNesting  = 4 // indexes in indexes
+	maxNesting  = 4    // indexes in indexes
+	maxEntries  = 1000 // of an index
+	maxUses     = 1000 // layers that an image lists, repeated ones too
 )
 
 // document is a manifest or an index with the type it is to be read as.
@@ -98,7 +101,7 @@ func topLevel(data []byte) (map[string]json.RawMessage, error) {
 		if err != nil {
 			return nil, err
 		}
-		key := strings.ToLower(fmt.Sprint(t))
+		key := fold(fmt.Sprint(t))
 		if fields[key] != nil {
 			return nil, fmt.Errorf("the field %q is there twice", key)
 		}
@@ -114,6 +117,17 @@ func topLevel(data []byte) (map[string]json.RawMessage, error) {
 		return nil, err
 	}
 	return fields, nil
+}
+
+// fold gives names that Go's decoder takes for the same one form: it knows that
+// an "ſ" is an old "s" and that "K" may be a kelvin.
+func fold(name string) string {
+	return strings.ToLower(strings.Map(func(r rune) rune {
+		for next := unicode.SimpleFold(r); next < r; next = unicode.SimpleFold(next) {
+			r = next
+		}
+		return r
+	}, name))
 }
 
 // decideType picks the type of a document from what it was served as, what it
@@ -163,6 +177,9 @@ func (d document) choose(sys *types.SystemContext) (digest.Digest, error) {
 	list, err := manifest.ListFromBlob(d.data, d.mediaType)
 	if err != nil {
 		return "", fmt.Errorf("%w: index: %v", ErrInvalidImage, err)
+	}
+	if n := len(list.Instances()); n > maxEntries {
+		return "", fmt.Errorf("%w: index of %d entries, at most %d are allowed", ErrInvalidImage, n, maxEntries)
 	}
 	chosen, err := list.ChooseInstance(sys)
 	if err != nil {
@@ -223,6 +240,12 @@ func (d document) parse() (blobs, error) {
 			kind = m.ArtifactType
 		}
 		return blobs{}, fmt.Errorf("%w: not a container image but an artifact of type %q", ErrInvalidImage, kind)
+	}
+	if len(m.Layers) > maxUses {
+		return blobs{}, fmt.Errorf("%w: manifest of %d layers, at most %d are allowed", ErrInvalidImage, len(m.Layers), maxUses)
+	}
+	if m.Config.Size > maxConfig {
+		return blobs{}, fmt.Errorf("%w: config of %d bytes, at most %d are allowed", ErrInvalidImage, m.Config.Size, maxConfig)
 	}
 	for i, l := range append([]ispec.Descriptor{m.Config}, m.Layers...) {
 		if err := checkDigest(l.Digest); err != nil {

@@ -30,6 +30,7 @@ type member struct {
 	body         string
 	xattrs       map[string]string
 	hole         int64 // >0: body stands behind a hole of so many bytes
+	promised     int64 // >0: the size that the header says, whatever follows
 }
 
 // encodeTar writes entries and the end mark.
@@ -113,6 +114,9 @@ func block(b *bytes.Buffer, m member, size int64, magic string) {
 	copy(h[100:], number(m.mode, 8))
 	copy(h[108:], number(m.uid, 8))
 	copy(h[116:], number(m.gid, 8))
+	if m.promised > 0 {
+		size = m.promised
+	}
 	copy(h[124:], number(size, 12))
 	copy(h[136:], number(m.when.Unix(), 12))
 	if m.when.IsZero() {

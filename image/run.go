@@ -96,6 +96,9 @@ func (r *run) inspect(ctx context.Context) error {
 	if err := r.mapBlobs(); err != nil {
 		return err
 	}
+	if err := r.checkRoom(); err != nil {
+		return err
+	}
 	r.job.track.plan(r.blobs.layers)
 	return nil
 }

@@ -228,36 +228,3 @@ func TestRecordsRoundTrip(t *testing.T) {
 		}
 	}
 }
-
-// FuzzManifest: whatever a registry serves, it is refused or it is one thing
-// with whole digests, without a panic.
-func FuzzManifest(f *testing.F) {
-	f.Add([]byte(`{"schemaVersion":2,"mediaType":"application/vnd.oci.image.manifest.v1+json","config":{"mediaType":"application/vnd.oci.image.config.v1+json","digest":"sha256:aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa","size":2},"layers":[]}`), "")
-	f.Add([]byte(`{"manifests":[{"digest":"x","platform":{"os":"linux"}}]}`), "application/vnd.oci.image.index.v1+json")
-	f.Add([]byte(`{"Layers":null,"layers":[{}]}`), "application/json; charset=utf-8")
-	f.Fuzz(func(t *testing.T, data []byte, served string) {
-		doc, err := newDocument(data, served)
-		if err != nil {
-			if !errors.Is(err, ErrInvalidImage) {
-				t.Errorf("%v", err)
-			}
-			return
-		}
-		if doc.isIndex() {
-			if d, err := doc.choose(nil); err == nil && d == "" {
-				t.Error("chose nothing")
-			}
-			return
-		}
-		b, err := doc.parse()
-		if err != nil {
-			return
-		}
-		for _, l := range append(b.layers, b.config) {
-			if checkDigest(l.Digest) != nil || l.Size < 0 {
-				t.Errorf("let through %+v", l)
-			}
-		}
-		checkConfig(data, len(b.layers))
-	})
-}

@@ -35,16 +35,7 @@ type copier struct {
 }
 
 func (c *copier) children(from, to int, where string) error {
-	list, err := names(from)
-	if err != nil {
-		return err
-	}
-	for _, name := range list {
-		if err := c.child(from, to, name, join(where, name)); err != nil {
-			return err
-		}
-	}
-	return nil
+	return eachName(from, func(name string) error { return c.child(from, to, name, join(where, name)) })
 }
 
 func (c *copier) child(from, to int, name, where string) error {

@@ -3,6 +3,7 @@ package layer
 import (
 	"archive/tar"
 	"errors"
+	"fmt"
 	"io"
 	"strings"
 
@@ -104,6 +105,11 @@ func own(fd int, h *tar.Header) error {
 // copy writes a file's content. Sparse files are written without their holes.
 func (u *unpacker) copy(fd int, h *tar.Header, body io.Reader) error {
 	sparse := isSparse(h)
+	if !sparse && h.Size >= largeFile {
+		if err := u.fitsDisk(h.Size); err != nil {
+			return failed("write", h.Name, err)
+		}
+	}
 	if sparse {
 		if u.sparse += h.Size; u.sparse > u.lim.SparseBytes || u.sparse < 0 {
 			return invalid(h.Name, "sparse files of more than %d bytes", u.lim.SparseBytes)
@@ -136,6 +142,15 @@ func (u *unpacker) copy(fd int, h *tar.Header, body io.Reader) error {
 		}
 	}
 	return nil
+}
+
+// fitsDisk fails as a write would, before a large file has filled the disk.
+func (u *unpacker) fitsDisk(size int64) error {
+	free, err := Free(procPath(u.root.fd, ""))
+	if err == nil && uint64(size) > free {
+		err = fmt.Errorf("%d bytes, %d are free: %w", size, free, unix.ENOSPC)
+	}
+	return err
 }
 
 func isSparse(h *tar.Header) bool {
@@ -194,6 +209,9 @@ func (u *unpacker) directory(name string, h *tar.Header) error {
 		n = made
 	}
 	delete(u.implied, n.path)
+	if err := u.remember(n.path); err != nil {
+		return err
+	}
 	u.dirTimes[n.path] = headerTimes(h)
 	return own(n.fd, h)
 }
@@ -206,6 +224,9 @@ func (u *unpacker) makeDir(name string) (*node, error) {
 		return nil, err
 	}
 	where := join(n.path, base)
+	if err := u.lim.fits(where); err != nil {
+		return nil, err
+	}
 	existed := false
 	// Where this layer had something else before, or a whiteout, lower layers
 	// show nothing through the directory either.
@@ -307,6 +328,11 @@ func (u *unpacker) postpone(n *node, base, target string) error {
 	}
 	if _, err := lstatAt(n.fd, base); err == nil {
 		if err := u.clear(n, base); err != nil {
+			return err
+		}
+	}
+	if _, known := u.links[where]; !known {
+		if err := u.remember(where + target); err != nil {
 			return err
 		}
 	}

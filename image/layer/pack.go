@@ -56,16 +56,7 @@ func (p *packer) directory(fd int, where string) error {
 			return err
 		}
 	}
-	list, err := names(fd)
-	if err != nil {
-		return failed("list", where, err)
-	}
-	for _, name := range list {
-		if err := p.child(fd, name, where); err != nil {
-			return err
-		}
-	}
-	return nil
+	return eachName(fd, func(name string) error { return p.child(fd, name, where) })
 }
 
 func (p *packer) child(dir int, name, above string) error {

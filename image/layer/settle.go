@@ -109,6 +109,9 @@ func (p *Plan) planDir(s *stack, root int, name string) error {
 		if err != nil || target == "" || within(target, place) || blocked(root, target) {
 			return err // the directory covers a link that leads nowhere
 		}
+		if err := Defaults.fits(target); err != nil {
+			return err
+		}
 		p.moves = append(p.moves, move{from: place, to: target})
 		return p.lookLike(s, root, target)
 	}
@@ -125,10 +128,7 @@ func (p *Plan) leads(s *stack, root int, place string, link *hit) (string, error
 	if err != nil {
 		return "", err
 	}
-	if target != nil {
-		if !isDir(target.st) {
-			return "", nil
-		}
+	if target != nil && isDir(target.st) {
 		return target.path, nil
 	}
 	text, err := readlinkAt(s.fds[link.layer], link.path)

@@ -49,10 +49,12 @@ func procPath(dir int, name string) string {
 	return "/proc/self/fd/" + strconv.Itoa(dir) + "/" + name
 }
 
-// names lists the directory behind fd, unsorted.
-func names(fd int) ([]string, error) {
+// eachName calls f for what the directory behind fd holds, unsorted. f may
+// remove what it is called for. A directory may hold more names than fit into
+// memory.
+func eachName(fd int, f func(name string) error) error {
 	if _, err := unix.Seek(fd, 0, 0); err != nil {
-		return nil, err
+		return err
 	}
 	buf := make([]byte, 32<<10)
 	var list []string
@@ -62,10 +64,24 @@ func names(fd int) ([]string, error) {
 			continue
 		}
 		if err != nil || n <= 0 {
-			return list, err
+			return err
 		}
-		_, _, list = unix.ParseDirent(buf[:n], -1, list)
+		_, _, list = unix.ParseDirent(buf[:n], -1, list[:0])
+		for _, name := range list {
+			if err := f(name); err != nil {
+				return err
+			}
+		}
 	}
+}
+
+// names lists the directory behind fd, unsorted.
+func names(fd int) (list []string, err error) {
+	err = eachName(fd, func(name string) error {
+		list = append(list, name)
+		return nil
+	})
+	return list, err
 }
 
 // removeAt removes name below the open directory dir, whatever it is. gone,
@@ -83,14 +99,9 @@ func removeAt(dir int, name, where string, gone func(string)) error {
 		return err
 	}
 	defer unix.Close(fd)
-	list, err := names(fd)
+	err = eachName(fd, func(n string) error { return removeAt(fd, n, join(where, n), gone) })
 	if err != nil {
 		return err
-	}
-	for _, n := range list {
-		if err := removeAt(fd, n, join(where, n), gone); err != nil {
-			return err
-		}
 	}
 	if gone != nil {
 		gone(where)
@@ -117,6 +128,15 @@ func openBeneath(root int, name string) (int, error) {
 		Flags:   unix.O_RDONLY | unix.O_DIRECTORY | unix.O_CLOEXEC,
 		Resolve: unix.RESOLVE_BENEATH | unix.RESOLVE_NO_SYMLINKS,
 	})
+}
+
+// Free is how many bytes the filesystem that holds dir has left for users.
+func Free(dir string) (uint64, error) {
+	var st unix.Statfs_t
+	if err := unix.Statfs(dir, &st); err != nil {
+		return 0, &os.PathError{Op: "statfs", Path: dir, Err: err}
+	}
+	return st.Bavail * uint64(st.Bsize), nil
 }
 
 // SyncFS writes back the filesystem that holds dir. It blocks until the disk

@@ -18,11 +18,13 @@ type node struct {
 // opened: tar lists a directory's entries together, so nearly every lookup is
 // a hit.
 type tree struct {
+	lim     Limits
 	root    *node
 	open    map[string]*node // by cleaned name as entries spell it
 	implied map[string]bool  // directories made without an entry
 	fresh   map[string]bool  // those of them that stand where the layer deletes something
 	stale   bool             // something that cached names may lead through was replaced
+	names   int              // bytes of names kept in memory
 }
 
 const (
@@ -30,12 +32,13 @@ const (
 	maxSymlink = 40 // as the kernel
 )
 
-func newTree(root string) (*tree, error) {
+func newTree(root string, lim Limits) (*tree, error) {
 	fd, err := openRoot(root)
 	if err != nil {
 		return nil, err
 	}
 	return &tree{
+		lim:     lim,
 		root:    &node{fd: fd},
 		open:    map[string]*node{},
 		implied: map[string]bool{"": true},
@@ -127,11 +130,25 @@ func (t *tree) step(parent *node, base string, budget *int) (*node, error) {
 	return nil, invalid(where, "used as a directory, but is not one")
 }
 
+// remember counts a name that is kept in memory.
+func (t *tree) remember(name string) error {
+	if t.names += len(name); t.names > t.lim.NameBytes {
+		return invalid(name, "more than %d bytes of names of directories, whiteouts and links to lower layers", t.lim.NameBytes)
+	}
+	return nil
+}
+
 // imply makes a directory that has no entry (yet).
 func (t *tree) imply(parent *node, base string) (*node, error) {
 	where := join(parent.path, base)
 	if len(t.implied) >= maxImplied {
 		return nil, invalid(where, "more than %d directories without an entry", maxImplied)
+	}
+	if err := t.lim.fits(where); err != nil {
+		return nil, err
+	}
+	if err := t.remember(where); err != nil {
+		return nil, err
 	}
 	if err := unix.Mkdirat(parent.fd, base, 0o755); err != nil {
 		return nil, failed("create", where, err)

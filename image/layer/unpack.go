@@ -49,7 +49,6 @@ type times [2]unix.Timespec
 type unpacker struct {
 	*tree
 	ctx context.Context
-	lim Limits
 
 	dirTimes  map[string]times  // explicit directories
 	whiteouts map[string]bool   // made by whiteout entries; may have been replaced since
@@ -70,7 +69,7 @@ func Unpack(ctx context.Context, root string, r io.Reader, lim Limits) (*Result,
 	if lim == (Limits{}) {
 		lim = Defaults
 	}
-	t, err := newTree(root)
+	t, err := newTree(root, lim)
 	if err != nil {
 		return nil, err
 	}
@@ -78,7 +77,7 @@ func Unpack(ctx context.Context, root string, r io.Reader, lim Limits) (*Result,
 	buf := buffers.Get().(*[]byte)
 	defer buffers.Put(buf)
 	u := &unpacker{
-		tree: t, ctx: ctx, lim: lim, buf: *buf,
+		tree: t, ctx: ctx, buf: *buf,
 		dirTimes: map[string]times{}, whiteouts: map[string]bool{}, links: map[string]string{},
 	}
 	if err := u.entries(tar.NewReader(r)); err != nil {

@@ -113,22 +113,18 @@ func (m *measurement) enter(fd int, name string) error {
 	if err := unix.Fstat(fd, &st); err != nil {
 		return err
 	}
-	list, err := names(fd)
-	if err != nil {
-		return err
-	}
 	l := level{name: name, self: inodeOf(&st)}
-	for _, name := range list {
+	err := eachName(fd, func(name string) error {
 		st, err := lstatAt(fd, name)
 		if err == unix.ENOENT {
-			continue
+			return nil
 		}
 		if err != nil {
 			return err
 		}
 		if st.Nlink > 1 && !isDir(st) {
 			if m.seen[inodeOf(st)] {
-				continue
+				return nil
 			}
 			m.seen[inodeOf(st)] = true
 		}
@@ -137,9 +133,10 @@ func (m *measurement) enter(fd int, name string) error {
 		if isDir(st) {
 			l.subs = append(l.subs, name)
 		}
-	}
+		return nil
+	})
 	m.path = append(m.path, l)
-	return nil
+	return err
 }
 
 // up opens the directory that the path now ends with. Where the one just left

@@ -69,6 +69,9 @@ func (u *unpacker) whiteout(name, hidden string) error {
 	if _, pending := u.links[where]; pending {
 		return nil
 	}
+	if err := u.remember(where); err != nil {
+		return err
+	}
 	u.whiteouts[where] = true
 	err = unix.Mknodat(n.fd, hidden, unix.S_IFCHR, 0)
 	if err == nil {
@@ -150,18 +153,15 @@ func eachWhiteout(root int, dir string, f func(fd int, name string) error) error
 		return failed("open", dir, err)
 	}
 	defer unix.Close(fd)
-	list, err := names(fd)
-	if err != nil {
-		return failed("list", dir, err)
-	}
-	for _, name := range list {
+	err = eachName(fd, func(name string) error {
 		st, err := lstatAt(fd, name)
 		if err == nil && isWhiteout(st) {
 			err = f(fd, name)
 		}
-		if err != nil {
-			return failed("prune", join(dir, name), err)
-		}
+		return err
+	})
+	if err != nil {
+		return failed("prune", dir, err)
 	}
 	return nil
 }

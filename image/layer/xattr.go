@@ -14,15 +14,26 @@ const paxXattr = "SCHILY.xattr."
 // setXattrs gives every extended attribute of an entry to set, sorted.
 func setXattrs(h *tar.Header, set func(key string, value []byte) error) error {
 	var keys []string
-	total := 0
+	total, list := 0, 0
 	for key, value := range h.PAXRecords {
-		if name, ok := strings.CutPrefix(key, paxXattr); ok {
-			if total += len(name) + len(value); total > maxXattrs {
-				return invalid(h.Name, "extended attributes of more than %d bytes", maxXattrs)
-			}
-			if !dropped(name) {
-				keys = append(keys, name)
-			}
+		name, ok := strings.CutPrefix(key, paxXattr)
+		if !ok {
+			continue
+		}
+		total += len(name) + len(value)
+		list += len(name) + 1
+		switch {
+		case len(name) > maxXattrName:
+			return invalid(h.Name, "an extended attribute's name of %d bytes, at most %d are allowed", len(name), maxXattrName)
+		case len(value) > maxXattrValue:
+			return invalid(h.Name, "extended attribute %q of %d bytes, at most %d are allowed", name, len(value), maxXattrValue)
+		case list > maxXattrList:
+			return invalid(h.Name, "names of extended attributes of more than %d bytes", maxXattrList)
+		case total > maxXattrs:
+			return invalid(h.Name, "extended attributes of more than %d bytes", maxXattrs)
+		}
+		if !dropped(name) {
+			keys = append(keys, name)
 		}
 	}
 	slices.Sort(keys)
