@@ -45,6 +45,10 @@ var (
 	ErrRegistryConfig = registries.ErrConfig
 	// ErrSignature: the signature policy does not admit the image.
 	ErrSignature = policy.ErrRefused
+	// ErrPinnedByConfig: the configuration pins the image.
+	ErrPinnedByConfig = errors.New("the configuration pins it")
+	// ErrFileExists: an export would replace a file.
+	ErrFileExists = errors.New("the file exists")
 )
 
 // Error is a failed pull or import. Its text names the image and holds no

@@ -112,6 +112,7 @@ type job struct {
 	track      *tracker
 	policy     *policy.Policy // who decides; nil admits
 	origin     string         // of what an archive brings, see originOf; else empty
+	pin        bool           // the image
 }
 
 // fetch runs a job. A second round is needed when a stored layer turns out to

@@ -25,7 +25,7 @@ func (s *Store) Remove(ctx context.Context, ref string) error {
 	}
 	if s.heldBy()[r.ID] {
 		gone := img.clone()
-		gone.Tags, gone.Digests, gone.Imported, gone.Removed = nil, nil, nil, true
+		gone.Tags, gone.Digests, gone.Imported, gone.Pinned, gone.Removed = nil, nil, nil, false, true
 		return s.commitBy(s.disk.saveShorter, s.images.with(r.ID, gone))
 	}
 	return s.forget(r.ID)

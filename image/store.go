@@ -316,7 +316,7 @@ func (s *Store) record(id string, img *saved) *Record {
 			}
 		}
 	}
-	r.Pinned = s.isPinned(r)
+	r.Pinned = img.Pinned || s.isPinned(r)
 	return r
 }
 

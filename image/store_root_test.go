@@ -186,7 +186,7 @@ func TestResolve(t *testing.T) {
 	reg := newRegistry(t)
 	s := open(t, t.TempDir(), nil, reg)
 	path, ids := ociArchive(t, plainLayer, "busybox:latest", "docker.io/other/tool:2")
-	if _, err := s.Import(t.Context(), path); err != nil {
+	if _, err := s.Import(t.Context(), ImportRequest{File: path}); err != nil {
 		t.Fatal(err)
 	}
 	for ref, id := range map[string]string{
