@@ -70,7 +70,7 @@ func (s *Store) describe(op, image string, err error, secrets []string) error {
 	kind := classify(err)
 	text := err.Error()
 	if kind == ErrNoSpace {
-		text = fmt.Sprintf("filesystem %s is full: %s", mountPoint(s.opt.Root), text)
+		text = fmt.Sprintf("filesystem %s is full: %s", mountPoint(s.root), text)
 	}
 	return &Error{Op: op, Image: image, kind: kind, text: registries.Redact(text, secrets)}
 }

@@ -61,7 +61,7 @@ func (s *Store) isPinned(r *Record) bool {
 		if named, err := reference.ParseNormalizedNamed(name); err == nil {
 			common = reference.FamiliarString(named)
 		}
-		for _, p := range s.pins {
+		for _, p := range *s.pins.Load() {
 			if p.match(name, p.text) || p.match(common, p.text) {
 				return true
 			}

@@ -40,7 +40,8 @@ func TestPins(t *testing.T) {
 			t.Errorf("%q: %v", pattern, err)
 			continue
 		}
-		s := &Store{pins: []pin{p}}
+		s := &Store{}
+		s.pins.Store(&[]pin{p})
 		if got := [3]bool{s.isPinned(busybox), s.isPinned(pause), s.isPinned(nameless)}; got != want {
 			t.Errorf("%q: busybox, pause, nameless are pinned %v, want %v", pattern, got, want)
 		}

@@ -66,7 +66,7 @@ func (s *Store) dropBlobs() {
 func (s *Store) commit(m images) error { return s.commitBy(s.disk.saveImages, m) }
 
 func (s *Store) commitBy(save func(root string, m images) error, m images) error {
-	if err := save(s.opt.Root, m); err != nil {
+	if err := save(s.root, m); err != nil {
 		return err
 	}
 	s.images = m

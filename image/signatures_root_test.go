@@ -297,7 +297,7 @@ func TestSignaturesAreKeptWithTheImage(t *testing.T) {
 	e.sign(e.key, e.ref, e.repo+":other")
 	e.wants("pull", e.pull(e.ref, ""), "")
 	blobs := func() int {
-		list, err := os.ReadDir(filepath.Join(e.store.opt.Root, "blobs/sha256"))
+		list, err := os.ReadDir(filepath.Join(e.store.root, "blobs/sha256"))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -373,7 +373,7 @@ func TestTheNameAnImageIsUsedBy(t *testing.T) {
 func TestSignaturesOfMirroredImages(t *testing.T) {
 	e := newSigning(t)
 	conf := fmt.Sprintf("[[registry]]\nlocation = \"vendor.example\"\n[[registry.mirror]]\nlocation = %q\ninsecure = true\n", e.reg.host)
-	write(t, e.store.opt.RegistriesConf, conf)
+	write(t, e.store.options().RegistriesConf, conf)
 	write(t, e.at("policy.json"), policyText(t, rejected, rules{"vendor.example": sigstoreRule(e.key, nil), e.reg.host: anything}))
 	const ref = "vendor.example/app:1"
 	e.wants("pull", e.pull(ref, ""), "no signature exists")
