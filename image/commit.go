@@ -161,7 +161,7 @@ func (r *run) record(numbers []int) error {
 	if !known {
 		img = &saved{Layers: numbers}
 	}
-	img.Removed, img.Pinned = false, img.Pinned || r.job.pin
+	img.Removed = false
 	if err := r.storeBlobs(img); err != nil {
 		s.dropBlobs()
 		return err

@@ -93,23 +93,22 @@ func (o Options) registries() registries.Config {
 // system is the library's configuration, for what of an image it reads itself:
 // archives, and signatures.
 func (s *Store) system(registry string, c *Credentials) (*types.SystemContext, error) {
-	o := s.options()
 	sys := &types.SystemContext{
-		SystemRegistriesConfPath: o.RegistriesConf,
-		DockerPerHostCertDirPath: o.CertsDir,
-		AuthFilePath:             o.AuthFile,
-		RegistriesDirPath:        o.RegistriesDir,
+		SystemRegistriesConfPath: s.opt.RegistriesConf,
+		DockerPerHostCertDirPath: s.opt.CertsDir,
+		AuthFilePath:             s.opt.AuthFile,
+		RegistriesDirPath:        s.opt.RegistriesDir,
 		BlobInfoCacheDir:         noCacheDir,
 		BigFilesTemporaryDir:     s.staging(),
 		DockerRegistryUserAgent:  "berth",
 	}
-	if o.RegistriesConf != "" {
-		sys.SystemRegistriesConfDirPath = registriesDir(o.RegistriesConf)
+	if s.opt.RegistriesConf != "" {
+		sys.SystemRegistriesConfDirPath = registriesDir(s.opt.RegistriesConf)
 	}
-	if o.AuthFile == "" {
+	if s.opt.AuthFile == "" {
 		// Not root's own login: which registries the node may use is said by
 		// its configuration or by the caller.
-		sys.AuthFilePath = filepath.Join(s.root, "no-auth.json")
+		sys.AuthFilePath = filepath.Join(s.opt.Root, "no-auth.json")
 	}
 	caller, err := c.caller()
 	if err != nil || !caller.Fits(registry, registry) {
@@ -122,4 +121,4 @@ func (s *Store) system(registry string, c *Credentials) (*types.SystemContext, e
 	return sys, nil
 }
 
-func (s *Store) staging() string { return filepath.Join(s.root, "staging") }
+func (s *Store) staging() string { return filepath.Join(s.opt.Root, "staging") }

@@ -24,18 +24,12 @@ import (
 	"berth/image/policy"
 )
 
-// ImportRequest names an archive.
-type ImportRequest struct {
-	File string
-	Pin  bool // pin its images, see Store.Pin
-}
-
 // Import takes in the images of an archive as `docker save` or a tool for OCI
 // layouts writes them, plain or compressed with gzip or zstd. It returns a
 // name, or an id where there is no name, for each image. It blocks; a done ctx
 // ends it. Images that were taken in before an error stay, and are returned
 // with it. The error is an *Error, or ctx's.
-func (s *Store) Import(ctx context.Context, r ImportRequest) ([]string, error) {
+func (s *Store) Import(ctx context.Context, file string) ([]string, error) {
 	leave, ok := s.flights.enter(s.life)
 	if !ok {
 		return nil, s.life.Err()
@@ -44,29 +38,32 @@ func (s *Store) Import(ctx context.Context, r ImportRequest) ([]string, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	defer context.AfterFunc(s.life, cancel)()
-	names, err := s.importFile(ctx, r)
+	names, err := s.importFile(ctx, file)
 	if err != nil {
-		err = s.describe("import", r.File, err, nil)
+		err = s.describe("import", file, err, nil)
 	}
 	return names, err
 }
 
-func (s *Store) importFile(ctx context.Context, r ImportRequest) ([]string, error) {
-	oci, err := isLayout(r.File)
+func (s *Store) importFile(ctx context.Context, file string) ([]string, error) {
+	oci, err := isLayout(file)
 	if err != nil {
 		return nil, err
 	}
 	if oci {
-		return s.importLayout(ctx, r)
+		return s.importLayout(ctx, file)
 	}
-	return s.importDocker(ctx, r)
+	return s.importDocker(ctx, file)
 }
 
 // openArchive opens a regular file; it never waits for the writer of a FIFO.
 func openArchive(file string) (*os.File, error) {
 	in, err := os.OpenFile(file, os.O_RDONLY|syscall.O_NONBLOCK, 0)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("%w: there is no such file", ErrNotFound)
+	}
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("%w: %w", ErrInvalidImage, err)
 	}
 	if info, err := in.Stat(); err != nil || !info.Mode().IsRegular() {
 		_ = in.Close()
@@ -122,8 +119,8 @@ func isLayout(file string) (bool, error) {
 }
 
 // archiveJob is what all images of an archive have in common.
-func (s *Store) archiveJob(transport string, r ImportRequest) (job, error) {
-	j := job{pin: r.Pin}
+func (s *Store) archiveJob(transport, file string) (job, error) {
+	var j job
 	path, err := s.policies().Path("")
 	if err != nil {
 		return j, err
@@ -131,7 +128,7 @@ func (s *Store) archiveJob(transport string, r ImportRequest) (job, error) {
 	if j.policy, err = policy.Read(path); err != nil {
 		return j, err
 	}
-	if j.origin, err = originOf(transport, r.File); err != nil {
+	if j.origin, err = originOf(transport, file); err != nil {
 		return j, err
 	}
 	j.sys, err = s.system("", nil)
@@ -139,12 +136,12 @@ func (s *Store) archiveJob(transport string, r ImportRequest) (job, error) {
 }
 
 // importDocker leaves reading the old form of archives to the library.
-func (s *Store) importDocker(ctx context.Context, r ImportRequest) ([]string, error) {
-	common, err := s.archiveJob(viaDocker, r)
+func (s *Store) importDocker(ctx context.Context, file string) ([]string, error) {
+	common, err := s.archiveJob(viaDocker, file)
 	if err != nil {
 		return nil, err
 	}
-	reader, err := archive.NewReader(common.sys, r.File)
+	reader, err := archive.NewReader(common.sys, file)
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrInvalidImage, err)
 	}
@@ -162,7 +159,7 @@ func (s *Store) importDocker(ctx context.Context, r ImportRequest) ([]string, er
 				j.tags = append(j.tags, named.String())
 			}
 		}
-		id, err := s.fetchFile(ctx, j, r.File)
+		id, err := s.fetchFile(ctx, j, file)
 		if err != nil {
 			return done, err
 		}
@@ -193,13 +190,13 @@ func firstName(tags []string, id string) string {
 // layoutFile are the members of an archive that make the layout.
 var layoutFile = regexp.MustCompile(`^(oci-layout|index\.json|manifest\.json|blobs/sha256/[0-9a-f]{64})$`)
 
-func (s *Store) importLayout(ctx context.Context, r ImportRequest) ([]string, error) {
+func (s *Store) importLayout(ctx context.Context, file string) ([]string, error) {
 	dir, err := s.disk.mkdirTemp(s.staging(), "import-")
 	if err != nil {
 		return nil, err
 	}
 	defer s.disk.removeAll(dir)
-	if err := unpackLayout(ctx, r.File, dir); err != nil {
+	if err := unpackLayout(ctx, file, dir); err != nil {
 		return nil, err
 	}
 	var index ispec.Index
@@ -211,7 +208,7 @@ func (s *Store) importLayout(ctx context.Context, r ImportRequest) ([]string, er
 		return nil, err
 	}
 	defer root.Close()
-	j, err := s.archiveJob(viaOCI, r)
+	j, err := s.archiveJob(viaOCI, file)
 	if err != nil {
 		return nil, err
 	}
@@ -226,7 +223,7 @@ func (s *Store) importLayout(ctx context.Context, r ImportRequest) ([]string, er
 		if j.ref, err = reader.NewIndexReference(dir, i); err != nil {
 			return done, err
 		}
-		n, err := s.importOne(ctx, layoutImage{j, d, more, r.File})
+		n, err := s.importOne(ctx, layoutImage{j, d, more, file})
 		if err != nil {
 			return done, err
 		}
@@ -313,16 +310,12 @@ func annotatedName(a map[string]string) (name, bool) {
 	return n, err == nil
 }
 
-// dockerItem is an image in docker's own list, manifest.json.
-type dockerItem struct {
-	Config   string
-	RepoTags []string
-	Layers   []string
-}
-
 // dockerTags reads docker's own list beside a layout: image id → names.
 func dockerTags(dir string) map[string][]string {
-	var items []dockerItem
+	var items []struct {
+		Config   string
+		RepoTags []string
+	}
 	tags := map[string][]string{}
 	if readJSON(filepath.Join(dir, "manifest.json"), &items) != nil {
 		return tags // not there, or not needed

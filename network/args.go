@@ -2,6 +2,7 @@ package network
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"math"
 	"math/big"
@@ -103,36 +104,57 @@ func capabilities(p PodNetwork, ports []PortMapping) (map[string]json.RawMessage
 	return encoded, nil
 }
 
+// CheckPorts refuses port mappings that cannot be, by field. ErrInvalid.
+func CheckPorts(list []*cri.PortMapping) error {
+	_, err := portMappings(list)
+	return err
+}
+
 // portMappings leaves out the ports that map nothing on the node.
 func portMappings(list []*cri.PortMapping) ([]PortMapping, error) {
 	var ports []PortMapping
 	for i, m := range list {
+		field := fmt.Sprintf("port_mappings[%d]", i)
+		name, known := cri.Protocol_name[int32(m.GetProtocol())]
+		switch {
+		case !known:
+			return nil, fmt.Errorf("%w: %s.protocol %d is unknown", ErrInvalid, field, m.GetProtocol())
+		case m.GetHostPort() > math.MaxUint16:
+			return nil, fmt.Errorf("%w: %s.host_port %d is above 65535", ErrInvalid, field, m.GetHostPort())
+		case m.GetContainerPort() <= 0 || m.GetContainerPort() > math.MaxUint16:
+			return nil, fmt.Errorf("%w: %s.container_port %d is not between 1 and 65535", ErrInvalid, field, m.GetContainerPort())
+		}
+		host, err := hostAddress(m.GetHostIp())
+		if err != nil {
+			return nil, fmt.Errorf("%w: %s.host_ip %q %w", ErrInvalid, field, m.GetHostIp(), err)
+		}
 		if m.GetHostPort() <= 0 {
 			continue
 		}
-		field := fmt.Sprintf("port_mappings[%d]", i)
-		name, known := cri.Protocol_name[int32(m.Protocol)]
-		switch {
-		case !known:
-			return nil, fmt.Errorf("%w: %s.protocol %d is unknown", ErrInvalid, field, m.Protocol)
-		case m.HostPort > math.MaxUint16:
-			return nil, fmt.Errorf("%w: %s.host_port %d is above 65535", ErrInvalid, field, m.HostPort)
-		case m.ContainerPort <= 0 || m.ContainerPort > math.MaxUint16:
-			return nil, fmt.Errorf("%w: %s.container_port %d is not between 1 and 65535", ErrInvalid, field, m.ContainerPort)
-		}
-		host := ""
-		if m.HostIp != "" {
-			ip, err := netip.ParseAddr(m.HostIp)
-			if err != nil || ip.Zone() != "" {
-				return nil, fmt.Errorf("%w: %s.host_ip %q is not an address", ErrInvalid, field, m.HostIp)
-			}
-			host = ip.Unmap().String()
-		}
 		ports = append(ports, PortMapping{
-			HostPort: uint16(m.HostPort), ContainerPort: uint16(m.ContainerPort), Protocol: strings.ToLower(name), HostIP: host,
+			HostPort: uint16(m.GetHostPort()), ContainerPort: uint16(m.GetContainerPort()), Protocol: strings.ToLower(name), HostIP: host,
 		})
 	}
 	return ports, nil
+}
+
+// hostAddress takes an address that one node can have; empty means all of its.
+func hostAddress(text string) (string, error) {
+	if text == "" {
+		return "", nil
+	}
+	ip, err := netip.ParseAddr(text)
+	switch ip = ip.Unmap(); {
+	case err != nil || ip.Zone() != "":
+		return "", errors.New("is not an address")
+	case ip.IsMulticast():
+		return "", errors.New("is a multicast address")
+	case ip == netip.AddrFrom4([4]byte{255, 255, 255, 255}):
+		return "", errors.New("is the broadcast address")
+	case ip.Is4() && ip.As4()[0] == 0 && !ip.IsUnspecified():
+		return "", errors.New("is an address of no host")
+	}
+	return ip.String(), nil
 }
 
 // bandwidthOf reads the annotations; nil when there are none. The burst is as

@@ -19,7 +19,6 @@ func TestCapabilities(t *testing.T) {
 		{HostPort: 98, ContainerPort: 99, HostIp: "::ffff:10.0.0.1"},
 		{HostPort: 0, ContainerPort: 81},
 		{HostPort: -1, ContainerPort: 82},
-		nil,
 	})
 	must(t, err)
 	got, err := capabilities(PodNetwork{
@@ -50,11 +49,18 @@ func TestInvalidPods(t *testing.T) {
 		p    PodNetwork
 		want string
 	}{
-		"host port":       {PodNetwork{PortMappings: []*cri.PortMapping{{}, {HostPort: 65536, ContainerPort: 1}}}, "port_mappings[1].host_port 65536"},
+		"host port":       {PodNetwork{PortMappings: []*cri.PortMapping{{ContainerPort: 1}, {HostPort: 65536, ContainerPort: 1}}}, "port_mappings[1].host_port 65536"},
 		"container port":  {PodNetwork{PortMappings: []*cri.PortMapping{{HostPort: 1}}}, "port_mappings[0].container_port 0"},
 		"protocol":        {PodNetwork{PortMappings: []*cri.PortMapping{{HostPort: 1, ContainerPort: 1, Protocol: 9}}}, "port_mappings[0].protocol 9"},
 		"host address":    {PodNetwork{PortMappings: []*cri.PortMapping{{HostPort: 1, ContainerPort: 1, HostIp: "localhost"}}}, `port_mappings[0].host_ip "localhost"`},
 		"address of link": {PodNetwork{PortMappings: []*cri.PortMapping{{HostPort: 1, ContainerPort: 1, HostIp: "fe80::1%eth0"}}}, `port_mappings[0].host_ip "fe80::1%eth0"`},
+		"unmapped port":   {PodNetwork{PortMappings: []*cri.PortMapping{{HostPort: -1, ContainerPort: 65536}}}, "port_mappings[0].container_port 65536"},
+		"unmapped proto":  {PodNetwork{PortMappings: []*cri.PortMapping{{ContainerPort: 1, Protocol: -1}}}, "port_mappings[0].protocol -1"},
+		"multicast":       {PodNetwork{PortMappings: []*cri.PortMapping{{HostPort: 1, ContainerPort: 1, HostIp: "224.0.0.1"}}}, `port_mappings[0].host_ip "224.0.0.1" is a multicast`},
+		"multicast six":   {PodNetwork{PortMappings: []*cri.PortMapping{{HostPort: 1, ContainerPort: 1, HostIp: "ff02::1"}}}, `port_mappings[0].host_ip "ff02::1" is a multicast`},
+		"mapped":          {PodNetwork{PortMappings: []*cri.PortMapping{{HostPort: 1, ContainerPort: 1, HostIp: "::ffff:239.1.1.1"}}}, `is a multicast`},
+		"broadcast":       {PodNetwork{PortMappings: []*cri.PortMapping{{HostPort: 1, ContainerPort: 1, HostIp: "255.255.255.255"}}}, `port_mappings[0].host_ip "255.255.255.255" is the broadcast`},
+		"no host":         {PodNetwork{PortMappings: []*cri.PortMapping{{HostPort: 1, ContainerPort: 1, HostIp: "0.1.2.3"}}}, `port_mappings[0].host_ip "0.1.2.3" is an address of no host`},
 		"ingress":         {PodNetwork{Annotations: map[string]string{annotationIngress: "fast"}}, annotationIngress + `: "fast"`},
 		"egress":          {PodNetwork{Annotations: map[string]string{annotationEgress: "1"}}, annotationEgress + `: "1"`},
 		"separator":       {PodNetwork{Name: "a;K8S_POD_NAMESPACE=kube-system"}, `pod_name "a;K8S_POD_NAMESPACE=kube-system"`},

@@ -27,7 +27,8 @@ type templateData struct {
 }
 
 // ApplyPodCIDR makes the node's network configuration from the template, with
-// the given ranges of pod addresses (CIDR, several separated by commas), and
+// the given ranges of pod addresses (CIDR, one of each family, separated by a
+// comma; bits of a host in them are dropped), and
 // returns the file it has written; empty when there was nothing to do: there is no
 // template, the file says that already, or another file configures the network,
 // which is then its owner's to keep up to date. The file is replaced atomically.
@@ -84,13 +85,16 @@ func parseCIDRs(list string) (templateData, error) {
 	var d templateData
 	var four, six bool
 	for cidr := range strings.SplitSeq(list, ",") {
-		cidr = strings.TrimSpace(cidr)
 		prefix, err := netip.ParsePrefix(cidr)
-		if err != nil {
-			return d, fmt.Errorf("%w: pod_cidr %q is not a range of addresses", ErrInvalid, cidr)
+		if err != nil || prefix.Addr().Is4In6() {
+			return d, fmt.Errorf("%w: pod_cidr %q: %q is not a range of addresses", ErrInvalid, list, cidr)
 		}
-		d.PodCIDRRanges = append(d.PodCIDRRanges, cidr)
-		four, six = four || prefix.Addr().Is4(), six || !prefix.Addr().Is4()
+		is4 := prefix.Addr().Is4()
+		if is4 && four || !is4 && six {
+			return d, fmt.Errorf("%w: pod_cidr %q has two ranges of one family", ErrInvalid, list)
+		}
+		d.PodCIDRRanges = append(d.PodCIDRRanges, prefix.Masked().String())
+		four, six = four || is4, six || !is4
 	}
 	d.PodCIDR = d.PodCIDRRanges[0]
 	if four {

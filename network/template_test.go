@@ -37,7 +37,7 @@ func TestApplyPodCIDR(t *testing.T) {
 	for _, c := range []struct{ cidrs, want string }{
 		{"10.244.1.0/24", `"subnet": "10.244.1.0/24", "ranges": [[{"subnet": "10.244.1.0/24"}]], "routes": [{"dst": "0.0.0.0/0"}]`},
 		{"fd00:1::/64", `"subnet": "fd00:1::/64", "ranges": [[{"subnet": "fd00:1::/64"}]], "routes": [{"dst": "::/0"}]`},
-		{"10.244.2.0/24, fd00:2::/64", `"subnet": "10.244.2.0/24", "ranges": [[{"subnet": "10.244.2.0/24"}], [{"subnet": "fd00:2::/64"}]],
+		{"10.244.2.7/24,fd00:2::7/64", `"subnet": "10.244.2.0/24", "ranges": [[{"subnet": "10.244.2.0/24"}], [{"subnet": "fd00:2::/64"}]],
 			"routes": [{"dst": "0.0.0.0/0"}, {"dst": "::/0"}]`},
 	} {
 		for _, wrote := range []string{file, ""} { // the second time there is nothing to do
@@ -79,7 +79,8 @@ func TestApplyPodCIDRLeavesOthersAlone(t *testing.T) {
 func TestApplyPodCIDRRefuses(t *testing.T) {
 	for _, template := range []string{"", dualTemplate} {
 		m, conf := templateManager(t, template)
-		for _, bad := range []string{"10.244.1.0", "10.244.1.0/33", "x", "10.244.1.0/24,", `10.244.1.0/24"}`, "10.244.1.0/24;fd00::/64"} {
+		for _, bad := range []string{"10.244.1.0", "10.244.1.0/33", "x", "10.244.1.0/24,", `10.244.1.0/24"}`, "10.244.1.0/24;fd00::/64", " 10.244.1.0/24", "10.244.1.0/24, fd00::/64",
+			"10.244.1.0/24,10.245.1.0/24", "fd00::/64,fd01::/64", "10.244.1.0/24,fd00::/64,10.245.1.0/24", "::ffff:10.244.1.0/120", "fe80::1%eth0/64"} {
 			if file, err := m.ApplyPodCIDR(bad); !errors.Is(err, ErrInvalid) || file != "" {
 				t.Errorf("%q: wrote %q, %v", bad, file, err)
 			}

@@ -8,7 +8,6 @@ import (
 	"path/filepath"
 	"strings"
 	"time"
-	"unicode"
 
 	rspec "github.com/opencontainers/runtime-spec/specs-go"
 	"github.com/sirupsen/logrus"
@@ -26,7 +25,7 @@ import (
 
 // CreateContainer makes a container up to the point where its process waits to
 // be started. The same metadata again joins a running attempt or returns the
-// container made.
+// container made; AlreadyExists when that is another one, see sameContainer.
 func (s *Service) CreateContainer(ctx context.Context, req *cri.CreateContainerRequest) (*cri.CreateContainerResponse, error) {
 	if err := checkContainer(req.GetConfig()); err != nil {
 		return nil, err
@@ -56,6 +55,9 @@ func (s *Service) CreateContainer(ctx context.Context, req *cri.CreateContainerR
 		}
 		return s.createContainer(ctx, op, sb, req.GetConfig(), nil)
 	})
+	if err == nil {
+		err = s.sameContainer(id, req.GetConfig())
+	}
 	if err != nil {
 		return nil, refused(err)
 	}
@@ -166,8 +168,10 @@ func (s *Service) make(ctx context.Context, op *operation.Operation, c *sandbox.
 	if err := oci.WriteBundle(s.bundleDir(c.ID), sp); err != nil {
 		return err
 	}
-	if err := makeLogDirectory(c.LogPath); err != nil {
-		return err
+	if c.LogPath != "" {
+		if err := makeLogDirectory(filepath.Dir(c.LogPath)); err != nil {
+			return err
+		}
 	}
 	if from != nil {
 		op.Step("take over the checkpoint")
@@ -192,7 +196,7 @@ func (s *Service) createRequest(sb *sandbox.Sandbox, c *sandbox.Container, uid, 
 	config := c.Config.Message
 	return oci.CreateRequest{ID: c.ID, Bundle: s.bundleDir(c.ID), SystemdCgroup: bySystemd(sb), IO: oci.IO{
 		LogPath: c.LogPath, Terminal: config.GetTty(), Stdin: config.GetStdin(), StdinOnce: config.GetStdinOnce(),
-		MaxLine: s.Config().Runtime.MaxLogLine, UID: podIDs(sb).HostUID(uid), GID: podIDs(sb).HostGID(gid),
+		MaxLine: s.Config.Runtime.MaxLogLine, UID: podIDs(sb).HostUID(uid), GID: podIDs(sb).HostGID(gid),
 	}}
 }
 
@@ -259,7 +263,7 @@ func (s *Service) mountRootfs(sb *sandbox.Sandbox, c *sandbox.Container, img *im
 // volumes are where the images of the container's image mounts are.
 func (s *Service) specInput(sb *sandbox.Sandbox, c *sandbox.Container, img *image.Record, volumes map[int]string) (spec.ContainerInput, error) {
 	in := spec.ContainerInput{
-		ID: c.ID, SandboxID: sb.ID, Config: c.Config.Message, Sandbox: sb.Config.Message, Image: &img.Config, Host: s.host(),
+		ID: c.ID, SandboxID: sb.ID, Config: c.Config.Message, Sandbox: sb.Config.Message, Image: &img.Config, Host: s.Host,
 		CgroupsPath: cgroupsPath(sb, c.ID),
 		Rootfs:      s.rootfsDir(c.ID),
 		Files: spec.Files{
@@ -280,8 +284,8 @@ func (s *Service) specInput(sb *sandbox.Sandbox, c *sandbox.Container, img *imag
 		return in, err
 	}
 	in.Resolved, err = resolve.Resolve(resolve.Request{
-		Config: c.Config.Message, Sandbox: sb.Config.Message, Image: &img.Config, Rootfs: in.Rootfs, Host: s.host(),
-		ImageRoots: volumes, StrictSources: s.Config().Runtime.MissingHostPath == config.Refuse,
+		Config: c.Config.Message, Sandbox: sb.Config.Message, Image: &img.Config, Rootfs: in.Rootfs, Host: s.Host,
+		ImageRoots: volumes, StrictSources: s.Config.Runtime.MissingHostPath == config.Refuse,
 	})
 	if err != nil {
 		return in, err
@@ -401,42 +405,10 @@ func logPath(dir, path string) (string, error) {
 	return filepath.Join(dir, path), checkLength("config.log_path", path)
 }
 
-// checkLength refuses a path that no filesystem takes.
-func checkLength(field, path string) error {
-	const whole, part = 4095, 255 // PATH_MAX without its NUL, NAME_MAX
-	if len(path) > whole {
-		return fmt.Errorf("%w: %s is longer than %d bytes", errInvalid, field, whole)
-	}
-	for name := range strings.SplitSeq(path, "/") {
-		if len(name) > part {
-			return fmt.Errorf("%w: %s has a name of more than %d bytes, beginning %.40q", errInvalid, field, part, name)
-		}
-	}
-	return nil
-}
-
-func makeLogDirectory(path string) error {
-	if path == "" {
-		return nil
-	}
-	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+// makeLogDirectory makes the directory of a pod's logs, or one below it.
+func makeLogDirectory(dir string) error {
+	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return fmt.Errorf("make log directory: %w", err)
-	}
-	return nil
-}
-
-func checkContainer(c *cri.ContainerConfig) error {
-	switch {
-	case c == nil:
-		return fmt.Errorf("%w: config is missing", errInvalid)
-	case c.GetMetadata().GetName() == "":
-		return fmt.Errorf("%w: config.metadata.name is empty", errInvalid)
-	case len(c.GetMetadata().GetName()) > maxMetadata:
-		return fmt.Errorf("%w: config.metadata.name is longer than %d bytes", errInvalid, maxMetadata)
-	case strings.ContainsFunc(c.GetLogPath(), unicode.IsControl):
-		return fmt.Errorf("%w: config.log_path %q has a control character", errInvalid, c.GetLogPath())
-	case c.GetImage().GetImage() == "":
-		return fmt.Errorf("%w: config.image.image is empty", errInvalid)
 	}
 	return nil
 }

@@ -25,8 +25,8 @@ const (
 // is DeadlineExceeded. It also ends when its main process has ended while a
 // child still holds the output.
 func (s *Service) ExecSync(ctx context.Context, req *cri.ExecSyncRequest) (*cri.ExecSyncResponse, error) {
-	if len(req.GetCmd()) == 0 {
-		return nil, fmt.Errorf("%w: cmd is empty", errInvalid)
+	if err := checkCommand(req.GetCmd()); err != nil {
+		return nil, err
 	}
 	if req.GetTimeout() < 0 {
 		return nil, fmt.Errorf("%w: timeout %d is negative", errInvalid, req.GetTimeout())

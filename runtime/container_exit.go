@@ -48,10 +48,10 @@ func (s *Service) Exited(e oci.Exit) {
 		s.Log.WithError(err).WithField("container", e.ID).Warn("record of an exit")
 	}
 	if c != nil && c.SharedPIDs {
-		s.background.Go(func() { s.killRest(c) })
+		s.behind(func() { s.killRest(c) })
 	}
 	if s.plugins != nil {
-		s.background.Go(func() { s.tellStopped(context.Background(), e.ID) })
+		s.behind(func() { s.tellStopped(context.Background(), e.ID) })
 	}
 }
 

@@ -93,7 +93,7 @@ func (s *Service) endStart(id string) {
 func (s *Service) startFailed(c *sandbox.Container, at int64, cause error) {
 	_, err := s.Records.Containers.Update(c.ID, func(c *sandbox.Container) {
 		c.StartedAt, c.FinishedAt = at, time.Now().UnixNano()
-		c.ExitCode, c.Reason, c.Message = startErrorCode, reasonStart, cause.Error()
+		c.ExitCode, c.Reason, c.Message = startErrorCode, reasonStart, readable(cause.Error())
 	})
 	if err != nil {
 		s.Log.WithError(err).WithField("container", c.ID).Warn("record of a failed start")

@@ -99,6 +99,7 @@ func (s *Service) containerInfo(c *sandbox.Container) (map[string]string, error)
 		Rootfs    string                               `json:"rootfs"`
 		Config    sandbox.Config[*cri.ContainerConfig] `json:"config"`
 		Spec      json.RawMessage                      `json:"runtimeSpec,omitempty"`
+		Omitted   []string                             `json:"omitted,omitempty"` // for their length
 	}{SandboxID: c.SandboxID, Rootfs: s.rootfsDir(c.ID), Config: c.Config}
 	if c.Process != nil && c.State(s.bootID) != cri.ContainerState_CONTAINER_EXITED {
 		info.PID = c.Process.PID
@@ -106,14 +107,13 @@ func (s *Service) containerInfo(c *sandbox.Container) (map[string]string, error)
 	if b, err := os.ReadFile(filepath.Join(s.bundleDir(c.ID), "config.json")); err == nil {
 		info.Spec = b
 	}
-	b, err := json.Marshal(info)
-	if err != nil {
-		return nil, fmt.Errorf("describe container %s: %w", c.ID, err)
-	}
-	return map[string]string{"info": string(b)}, nil
+	return describe("container "+c.ID, &info,
+		func() { info.Spec, info.Omitted = nil, []string{"runtimeSpec"} },
+		func() { info.Config.Message, info.Omitted = nil, append(info.Omitted, "config") })
 }
 
-// ReopenContainerLog makes a new log file after the old one was moved away.
+// ReopenContainerLog makes a new log file after the old one was moved away, and
+// the directory if that is gone too.
 // A container that does not run is refused, and no file is made.
 func (s *Service) ReopenContainerLog(ctx context.Context, req *cri.ReopenContainerLogRequest) (*cri.ReopenContainerLogResponse, error) {
 	c, err := s.runningContainer(req.GetContainerId())
@@ -124,8 +124,22 @@ func (s *Service) ReopenContainerLog(ctx context.Context, req *cri.ReopenContain
 	if err != nil {
 		return nil, err
 	}
+	if err := checkReopen(c.LogPath); err != nil {
+		return nil, fmt.Errorf("reopen log of container %s: %w", c.ID, err)
+	}
 	if err := rt.ReopenLog(ctx, c.ID); err != nil {
 		return nil, fmt.Errorf("reopen log of container %s: %w", c.ID, err)
 	}
 	return &cri.ReopenContainerLogResponse{}, nil
+}
+
+// checkReopen makes what the log file needs to be made anew.
+func checkReopen(path string) error {
+	if info, err := os.Lstat(path); err == nil && !info.Mode().IsRegular() {
+		return fmt.Errorf("%w: %q is no regular file", errPrecondition, path)
+	}
+	if path == "" {
+		return nil
+	}
+	return makeLogDirectory(filepath.Dir(path))
 }

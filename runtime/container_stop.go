@@ -87,10 +87,13 @@ func (s *Service) stopContainer(ctx context.Context, id string, grace time.Durat
 		st = &stop{until: until, shorter: make(chan struct{}, 1), done: make(chan struct{})}
 		s.stops.running[id] = st
 		s.background.Go(func() {
-			st.err = s.runStop(detached, id, st)
-			if st.err == nil {
-				s.tellStopped(detached, id)
-			}
+			st.err = operation.Guarded(func() error {
+				err := s.runStop(detached, id, st)
+				if err == nil {
+					s.tellStopped(detached, id)
+				}
+				return err
+			})
 			s.stops.mu.Lock()
 			delete(s.stops.running, id)
 			s.stops.mu.Unlock()

@@ -78,11 +78,11 @@ func (s *Service) updateResources(ctx context.Context, u nri.Update) error {
 		return errors.Join(err, s.restoreResources(ctx, rt, c))
 	}
 	merged := mergeResources(c.EffectiveResources(), u.Resources)
-	_, err = s.Records.Containers.Update(c.ID, func(c *sandbox.Container) {
+	_, err = s.Records.Containers.TryUpdate(c.ID, func(c *sandbox.Container) {
 		c.Resources = &sandbox.Config[*cri.LinuxContainerResources]{Message: merged}
 	})
-	if err != nil {
-		s.Log.WithError(err).WithField("container", c.ID).Warn("record of updated resources")
+	if err != nil { // limits that the next daemon would not know of
+		return errors.Join(err, s.restoreResources(ctx, rt, c))
 	}
 	return nil
 }

@@ -125,3 +125,43 @@ func TestFullDiskHindersNoEnd(t *testing.T) {
 	}
 	empty()
 }
+
+// Limits that the disk does not keep are not given: the caller is told, and what
+// was in force stays in force and is shown, also after a restart.
+func TestFullDiskChangesNoLimits(t *testing.T) {
+	n := newNode(t, smallDisk("root"))
+	request := n.hostPod("web")
+	request.Config.Linux.Resources = &cri.LinuxContainerResources{CpuShares: 20}
+	pod := n.runPod(request)
+	create := n.container(pod, "c", forever)
+	create.Config.Linux.Resources = &cri.LinuxContainerResources{CpuShares: 300}
+	id := n.create(create)
+	n.start(id)
+	before := n.cgroupValue(id, "cpu/cpu.shares", "cpu.weight")
+	same := func(when string) {
+		t.Helper()
+		if got := n.status(id).GetResources().GetLinux().GetCpuShares(); got != 300 {
+			t.Errorf("%s: the status says %d CPU shares, want 300", when, got)
+		}
+		if got := n.cgroupValue(id, "cpu/cpu.shares", "cpu.weight"); got != before {
+			t.Errorf("%s: the kernel says %s, before %s", when, got, before)
+		}
+		if _, r := n.podResources(pod); r != `{"cpuShares":"20"}` {
+			t.Errorf("%s: the pod has %s", when, r)
+		}
+	}
+	empty := n.fill("root", 0)
+	_, err := n.UpdateContainerResources(t.Context(), &cri.UpdateContainerResourcesRequest{ContainerId: id, Linux: &cri.LinuxContainerResources{CpuShares: 900}})
+	n.refused("container", err, codes.ResourceExhausted)
+	_, err = n.UpdatePodSandboxResources(t.Context(), &cri.UpdatePodSandboxResourcesRequest{PodSandboxId: pod, Resources: &cri.LinuxContainerResources{CpuShares: 90}})
+	n.refused("pod", err, codes.ResourceExhausted)
+	same("a full disk")
+	empty()
+	n.restart(nil)
+	same("a restart")
+	_, err = n.UpdateContainerResources(t.Context(), &cri.UpdateContainerResourcesRequest{ContainerId: id, Linux: &cri.LinuxContainerResources{CpuShares: 900}})
+	must(t, err)
+	if n.status(id).GetResources().GetLinux().GetCpuShares() != 900 || n.cgroupValue(id, "cpu/cpu.shares", "cpu.weight") == before {
+		t.Error("with room on the disk the limits do not change")
+	}
+}

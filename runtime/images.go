@@ -24,20 +24,6 @@ type imageService struct {
 	service *Service
 }
 
-// maxReference is longer than any reference: a name has at most 255 bytes, a
-// tag 128, a digest 136.
-const maxReference = 1024
-
-func checkReference(ref string) error {
-	if ref == "" {
-		return fmt.Errorf("%w: image.image is empty", errInvalid)
-	}
-	if len(ref) > maxReference {
-		return fmt.Errorf("%w: image.image is longer than %d bytes", errInvalid, maxReference)
-	}
-	return nil
-}
-
 // PullImage fetches an image and returns its id, the config digest. A caller
 // that gives up ends a pull nobody else waits for.
 func (i *imageService) PullImage(ctx context.Context, req *cri.PullImageRequest) (*cri.PullImageResponse, error) {

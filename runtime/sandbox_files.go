@@ -46,13 +46,6 @@ func resolvConf(sb *sandbox.Sandbox) ([]byte, error) {
 	if d == nil {
 		return hostFile("/etc/resolv.conf")
 	}
-	for field, list := range map[string][]string{"servers": d.GetServers(), "searches": d.GetSearches(), "options": d.GetOptions()} {
-		for _, v := range list {
-			if v == "" || strings.ContainsAny(v, "\n\x00") {
-				return nil, fmt.Errorf("%w: config.dns_config.%s: %q", errInvalid, field, v)
-			}
-		}
-	}
 	var b strings.Builder
 	if len(d.GetSearches()) > 0 {
 		fmt.Fprintf(&b, "search %s\n", strings.Join(d.GetSearches(), " "))

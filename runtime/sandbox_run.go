@@ -5,9 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"strings"
 	"time"
-	"unicode"
 
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
@@ -21,7 +19,8 @@ import (
 )
 
 // RunPodSandbox brings up a pod's namespaces and network. The same metadata
-// again joins a running attempt or returns the ready sandbox.
+// again joins a running attempt or returns the ready sandbox; AlreadyExists when
+// that is another pod, see samePod.
 func (s *Service) RunPodSandbox(ctx context.Context, req *cri.RunPodSandboxRequest) (*cri.RunPodSandboxResponse, error) {
 	if err := s.checkSandbox(req); err != nil {
 		return nil, err
@@ -40,6 +39,9 @@ func (s *Service) RunPodSandbox(ctx context.Context, req *cri.RunPodSandboxReque
 		}
 		return s.runSandbox(ctx, op, req)
 	})
+	if err == nil {
+		err = s.samePod(id, req)
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -78,6 +80,11 @@ func (s *Service) runSandbox(ctx context.Context, op *operation.Operation, req *
 	}
 	defer open()
 
+	if dir := req.GetConfig().GetLogDirectory(); dir != "" {
+		if err := makeLogDirectory(dir); err != nil {
+			return "", fmt.Errorf("%w: config.log_directory %q: %w", errInvalid, dir, err)
+		}
+	}
 	if err := s.labelSandbox(sb); err != nil {
 		return "", err
 	}
@@ -116,7 +123,7 @@ func (s *Service) bringUp(ctx context.Context, op *operation.Operation, sb *sand
 	}
 	if sb.Namespaces().GetIpc() != cri.NamespaceMode_NODE {
 		op.Step("mount shm")
-		shm := namespaces.Shm{Size: s.Config().Runtime.ShmSize, UID: podIDs(sb).HostUID(0), GID: podIDs(sb).HostGID(0), Context: podLabels(sb).Mount}
+		shm := namespaces.Shm{Size: s.Config.Runtime.ShmSize, UID: podIDs(sb).HostUID(0), GID: podIDs(sb).HostGID(0), Context: podLabels(sb).Mount}
 		if err := namespaces.MountShm(s.shmPath(sb.ID), shm); err != nil {
 			return err
 		}
@@ -177,67 +184,6 @@ func (s *Service) newSandbox(req *cri.RunPodSandboxRequest) (*sandbox.Sandbox, e
 	return sb, err
 }
 
-// maxMetadata bounds each part of a pod's name; CNI plugins get them in their
-// environment. Kubernetes' own bound is 253.
-const maxMetadata = 1024
-
-// checkSandbox refuses what cannot be run, before anything is written.
-func (s *Service) checkSandbox(req *cri.RunPodSandboxRequest) error {
-	c := req.GetConfig()
-	if c == nil {
-		return fmt.Errorf("%w: config is missing", errInvalid)
-	}
-	m := c.GetMetadata()
-	for _, f := range []struct{ field, value string }{{"name", m.GetName()}, {"namespace", m.GetNamespace()}, {"uid", m.GetUid()}} {
-		if f.value == "" {
-			return fmt.Errorf("%w: config.metadata.%s is empty", errInvalid, f.field)
-		}
-		if strings.Contains(f.value, "/") || strings.ContainsFunc(f.value, unicode.IsControl) {
-			return fmt.Errorf("%w: config.metadata.%s %q has a slash or a control character", errInvalid, f.field, f.value)
-		}
-		if len(f.value) > maxMetadata {
-			return fmt.Errorf("%w: config.metadata.%s is longer than %d bytes", errInvalid, f.field, maxMetadata)
-		}
-	}
-	if _, err := s.handlerName(req.GetRuntimeHandler()); err != nil {
-		return err
-	}
-	if d := c.GetLogDirectory(); d != "" && (!strings.HasPrefix(d, "/") || strings.ContainsFunc(d, unicode.IsControl)) {
-		return fmt.Errorf("%w: config.log_directory %q is not absolute or has a control character", errInvalid, d)
-	}
-	if err := checkLength("config.log_directory", c.GetLogDirectory()); err != nil {
-		return err
-	}
-	if _, _, err := s.cgroupParent("", c.GetLinux().GetCgroupParent()); err != nil {
-		return err
-	}
-	if err := checkHostname(c); err != nil {
-		return err
-	}
-	if err := spec.CheckSandbox(c); err != nil {
-		return err
-	}
-	return s.checkUserNamespace(req)
-}
-
-// checkHostname takes what a DNS name may be made of, as long as the kernel
-// allows: the name also stands in the pod's /etc/hosts. On the host's network
-// the kubelet sends the node's name along, and the node keeps its own.
-func checkHostname(c *cri.PodSandboxConfig) error {
-	if c.GetLinux().GetSecurityContext().GetNamespaceOptions().GetNetwork() == cri.NamespaceMode_NODE {
-		return nil
-	}
-	if len(c.GetHostname()) > 64 {
-		return fmt.Errorf("%w: config.hostname %q is longer than 64 bytes", errInvalid, c.GetHostname())
-	}
-	for _, r := range c.GetHostname() {
-		if r > unicode.MaxASCII || !unicode.IsLetter(r) && !unicode.IsDigit(r) && !strings.ContainsRune("-._", r) {
-			return fmt.Errorf("%w: config.hostname %q has %q, which no hostname has", errInvalid, c.GetHostname(), r)
-		}
-	}
-	return nil
-}
-
 func (s *Service) namespaceSpec(sb *sandbox.Sandbox) namespaces.Spec {
 	n := sb.Namespaces()
 	c := sb.Config.Message
@@ -252,7 +198,7 @@ func (s *Service) namespaceSpec(sb *sandbox.Sandbox) namespaces.Spec {
 	}
 	if !hostNetwork {
 		out.Hostname = hostnameOf(sb)
-		out.DefaultSysctls = s.Config().Runtime.UnprivilegedPorts
+		out.DefaultSysctls = s.Config.Runtime.UnprivilegedPorts
 	}
 	return out
 }
@@ -331,7 +277,7 @@ func (s *Service) startPause(ctx context.Context, sb *sandbox.Sandbox) error {
 	}
 	sp, err := spec.Pause(spec.PauseInput{
 		Options: s.specOptions(sb), Labels: pauseLabels(sb),
-		ID: sb.ID, Sandbox: sb.Config.Message, Host: s.host(), Rootfs: s.PauseDir, SeccompProfile: profile,
+		ID: sb.ID, Sandbox: sb.Config.Message, Host: s.Host, Rootfs: s.PauseDir, SeccompProfile: profile,
 		Namespaces: s.joinedNamespaces(sb), CgroupsPath: cgroupsPath(sb, sb.ID),
 	})
 	if err != nil {

@@ -88,6 +88,7 @@ func (s *Service) sandboxInfo(sb *sandbox.Sandbox) (map[string]string, error) {
 		Resources *sandbox.Config[*cri.LinuxContainerResources] `json:"resources,omitempty"`
 		Config    sandbox.Config[*cri.PodSandboxConfig]         `json:"config"`
 		Spec      json.RawMessage                               `json:"runtimeSpec"`
+		Omitted   []string                                      `json:"omitted,omitempty"` // for their length
 	}{Cgroup: sb.CgroupParent, Steps: sb.Steps, Network: sb.Network, Config: sb.Config}
 	var err error
 	if info.Spec, err = s.sandboxSpec(sb); err != nil {
@@ -105,11 +106,9 @@ func (s *Service) sandboxInfo(sb *sandbox.Sandbox) (map[string]string, error) {
 	if sb.Namespaces().GetNetwork() != cri.NamespaceMode_NODE {
 		info.NetNS = namespaces.Path(s.namespaceDir(sb.ID), "net")
 	}
-	b, err := json.Marshal(info)
-	if err != nil {
-		return nil, fmt.Errorf("describe sandbox %s: %w", sb.ID, err)
-	}
-	return map[string]string{"info": string(b)}, nil
+	return describe("sandbox "+sb.ID, &info,
+		func() { info.Config.Message, info.Omitted = nil, []string{"config"} },
+		func() { info.Network, info.Omitted = nil, append(info.Omitted, "network") })
 }
 
 // sandboxSpec is pause's specification. A pod without pause has none; tools that

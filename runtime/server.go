@@ -16,6 +16,8 @@ import (
 	"google.golang.org/grpc/encoding/proto"
 	"google.golang.org/grpc/status"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"berth/runtime/operation"
 )
 
 // maxRequest bounds one request: the kubelet's own bound for a message is
@@ -104,14 +106,17 @@ type call struct {
 func (s *Service) ended(c call, panicked any, err error) error {
 	rpc := filepath.Base(c.method)
 	if panicked != nil {
-		err = fmt.Errorf("internal error in %s: %v", rpc, panicked)
+		err = fmt.Errorf("%s: %w", rpc, operation.Recovered(panicked))
+	}
+	if p := (*operation.PanicError)(nil); errors.As(err, &p) {
+		s.logPanic(rpc, p)
 	}
 	if err = statusOf(err); err == nil {
 		return nil
 	}
 	log := s.Log.WithFields(logrus.Fields{"rpc": rpc, "code": status.Code(err).String(), "took": time.Since(c.began).Round(time.Millisecond)})
 	for key, id := range idsOf(c.req) {
-		log = log.WithField(key, id)
+		log = log.WithField(key, readable(id))
 	}
 	if c := status.Code(err); c == codes.NotFound || c == codes.Unimplemented {
 		log.WithError(err).Debug("rpc refused")

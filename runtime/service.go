@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/rand"
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"os"
 	"strings"
@@ -38,7 +39,7 @@ const operationLimit = 4 * time.Minute
 
 // Parts are the leaves that a Service puts together; main makes and closes them.
 type Parts struct {
-	Config  config.Config // at the start; see Service.Config
+	Config  config.Config
 	Version string
 	Log     *logrus.Entry
 	Records *sandbox.Store
@@ -62,8 +63,6 @@ type Parts struct {
 type Service struct {
 	cri.UnimplementedRuntimeServiceServer
 	Parts
-
-	reconfigured atomic.Pointer[config.Config] // nil: Parts.Config is in force
 
 	bootID     string
 	operations *operation.Group
@@ -122,12 +121,25 @@ func New(p Parts) (*Service, error) {
 	return s, nil
 }
 
+// undoPatience is how long an operation that is broken off may take to undo what
+// it has done.
+const undoPatience = 3 * time.Second
+
 // Close ends streaming sessions and waits for running operations until ctx ends,
-// but for no grace period. Containers go on. To be called once.
+// but for no grace period. What runs longer is named in the log and broken off; what
+// it cannot undo at once, the next daemon does. Containers go on. To be called once.
 func (s *Service) Close(ctx context.Context) {
 	s.Streams.Close()
 	close(s.closing)
 	s.operations.Wait(ctx)
+	if broken := s.operations.Cancel(); len(broken) > 0 {
+		for _, op := range broken {
+			s.Log.WithFields(logrus.Fields{"operation": op.Verb, "object": readable(op.Object), "step": op.Where()}).Warn("an operation is broken off")
+		}
+		undo, cancel := context.WithTimeout(context.Background(), undoPatience)
+		defer cancel()
+		s.operations.Wait(undo)
+	}
 	done := make(chan struct{})
 	go func() { s.background.Wait(); close(done) }()
 	select {
@@ -135,6 +147,21 @@ func (s *Service) Close(ctx context.Context) {
 	case <-ctx.Done():
 	}
 	s.plugins.Stop()
+}
+
+// behind runs f beside the callers; Close waits for it. A panic in it does not end
+// the daemon.
+func (s *Service) behind(f func()) {
+	s.background.Go(func() {
+		err := operation.Guarded(func() error { f(); return nil })
+		if p := (*operation.PanicError)(nil); errors.As(err, &p) {
+			s.logPanic("background", p)
+		}
+	})
+}
+
+func (s *Service) logPanic(what string, p *operation.PanicError) {
+	s.Log.WithField("in", what).Errorf("%v\n%s", p, p.Stack)
 }
 
 // newID makes a random id of 64 hexadecimal digits.

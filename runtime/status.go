@@ -17,6 +17,7 @@ import (
 	"berth/oci/spec"
 	"berth/runtime/admin"
 	"berth/runtime/nri"
+	"berth/runtime/operation"
 	"berth/runtime/streaming"
 	"berth/sandbox"
 	"berth/sandbox/namespaces"
@@ -35,6 +36,7 @@ var codeOf = []struct {
 	err  error
 	code codes.Code
 }{
+	{operation.ErrPanic, codes.Internal}, // ours alone, whatever it was about
 	{image.ErrRegistryUnavailable, codes.Unknown},
 	{image.ErrSignature, codes.Unknown},
 	{context.DeadlineExceeded, codes.DeadlineExceeded},
@@ -57,7 +59,7 @@ var codeOf = []struct {
 	{spec.ErrUnsupported, codes.Unimplemented},
 	{oci.ErrUnsupported, codes.Unimplemented},
 	{oci.ErrLimit, codes.InvalidArgument},
-	{oci.ErrProgram, codes.InvalidArgument},
+	{oci.ErrProgram, codes.InvalidArgument}, // of a container and of an exec; the kubelet takes any code for a failed probe
 	{oci.ErrRefused, codes.FailedPrecondition},
 	{oci.ErrNoCheckpoint, codes.Unimplemented},
 	{checkpoint.ErrExists, codes.AlreadyExists},
@@ -73,8 +75,6 @@ var codeOf = []struct {
 	{oci.ErrNotRunning, codes.FailedPrecondition},
 	{sandbox.ErrNameInUse, codes.AlreadyExists},
 	{oci.ErrExists, codes.AlreadyExists},
-	{image.ErrFileExists, codes.AlreadyExists},
-	{image.ErrPinnedByConfig, codes.FailedPrecondition},
 	{image.ErrUnauthorized, codes.Unauthenticated},
 	{image.ErrInvalidImage, codes.InvalidArgument},
 	{image.ErrRegistryConfig, codes.FailedPrecondition},
@@ -100,8 +100,8 @@ func statusOf(err error) error {
 	}
 	for _, row := range codeOf {
 		if errors.Is(err, row.err) {
-			return status.Error(row.code, err.Error())
+			return status.Error(row.code, readable(err.Error()))
 		}
 	}
-	return status.Error(codes.Unknown, err.Error())
+	return status.Error(codes.Unknown, readable(err.Error()))
 }

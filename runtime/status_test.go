@@ -40,6 +40,8 @@ func TestCodes(t *testing.T) {
 		{&operation.StillRunning{Operation: &operation.Operation{}, Err: context.DeadlineExceeded}, codes.DeadlineExceeded},
 		{context.Canceled, codes.Canceled},
 		{syscall.ENOSPC, codes.ResourceExhausted},
+		{operation.ErrPanic, codes.Internal},
+		{oci.ErrProgram, codes.InvalidArgument},
 		{image.ErrRegistryUnavailable, codes.Unknown},
 		{image.ErrSignature, codes.Unknown},
 		{network.ErrNotReady, codes.Unavailable},
@@ -172,7 +174,7 @@ func TestCgroupDrivers(t *testing.T) {
 		{"systemd", "-.slice", "", "", "", false},
 	} {
 		s := &Service{}
-		s.Parts.Config.Runtime.CgroupDriver = c.driver
+		s.Config.Runtime.CgroupDriver = c.driver
 		dir, made, err := s.cgroupParent("pod", c.parent)
 		if dir != c.dir || made != c.made || (err == nil) != (c.dir != "") || err != nil && !errors.Is(err, errInvalid) {
 			t.Errorf("%s, %q: %q, %v, %v; want %q, %v", c.driver, c.parent, dir, made, err, c.dir, c.made)

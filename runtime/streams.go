@@ -29,8 +29,8 @@ var errPodStopped = errors.New("the pod is stopped")
 // its streams. It ends with its main process, or killed with all that it
 // started when the client goes. The URL works once and for a short time.
 func (s *Service) Exec(_ context.Context, req *cri.ExecRequest) (*cri.ExecResponse, error) {
-	if len(req.GetCmd()) == 0 {
-		return nil, fmt.Errorf("%w: cmd is empty", errInvalid)
+	if err := checkCommand(req.GetCmd()); err != nil {
+		return nil, err
 	}
 	w := streaming.Want{Stdin: req.GetStdin(), Stdout: req.GetStdout(), Stderr: req.GetStderr(), Terminal: req.GetTty()}
 	if err := checkWant(w); err != nil {

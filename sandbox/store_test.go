@@ -179,6 +179,34 @@ func TestFailingDisk(t *testing.T) {
 	}
 }
 
+// A wish that the disk refuses changes nothing, in memory or on the disk.
+func TestTryUpdate(t *testing.T) {
+	for k := range 2 { // the write, the rename
+		root := t.TempDir()
+		d := &failingDisk{left: 1 << 20}
+		s, _, err := open(root, d)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := s.Sandboxes.Create(testSandbox("aaa1")); err != nil {
+			t.Fatal(err)
+		}
+		d.left = k
+		if _, err := s.Sandboxes.TryUpdate("aaa1", func(sb *Sandbox) { sb.ReadyAt = 5 }); !errors.Is(err, syscall.ENOSPC) {
+			t.Errorf("refused at %d: %v", k, err)
+		}
+		for when, s := range map[string]*Store{"in memory": s, "on the disk": mustOpen(t, root)} {
+			if r, err := s.Sandboxes.Get("aaa1"); err != nil || r.ReadyAt == 5 {
+				t.Errorf("refused at %d, %s: %+v, %v", k, when, r, err)
+			}
+		}
+		d.left = 1 << 20
+		if r, err := s.Sandboxes.TryUpdate("aaa1", func(sb *Sandbox) { sb.ReadyAt = 5 }); err != nil || r.ReadyAt != 5 {
+			t.Errorf("with room: %+v, %v", r, err)
+		}
+	}
+}
+
 func TestUnreadableRecordIsQuarantined(t *testing.T) {
 	for name, spoil := range map[string]func([]byte) []byte{
 		"empty":          func([]byte) []byte { return nil },

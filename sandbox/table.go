@@ -141,6 +141,16 @@ func (t *Table[T, R]) write(id string, r *T, first bool) error {
 // of one record follow each other. When the disk refuses, the change is
 // still seen by readers (memory tells what is true now) and the error returned.
 func (t *Table[T, R]) Update(id string, change func(*T)) (*T, error) {
+	return t.update(id, change, false)
+}
+
+// TryUpdate is Update for a change that is a caller's wish, not a fact: when the
+// disk refuses, nothing has changed.
+func (t *Table[T, R]) TryUpdate(id string, change func(*T)) (*T, error) {
+	return t.update(id, change, true)
+}
+
+func (t *Table[T, R]) update(id string, change func(*T), try bool) (*T, error) {
 	m, _ := t.writes.LoadOrStore(id, new(sync.Mutex))
 	m.(*sync.Mutex).Lock()
 	defer m.(*sync.Mutex).Unlock()
@@ -150,10 +160,17 @@ func (t *Table[T, R]) Update(id string, change func(*T)) (*T, error) {
 	}
 	next := *old
 	change(&next)
+	if try {
+		if err := t.write(id, &next, false); err != nil {
+			return nil, fmt.Errorf("write record of %s: %w", id, err)
+		}
+	}
 	t.mu.Lock()
 	t.byID[id] = &next
 	t.mu.Unlock()
-	err = t.write(id, &next, false)
+	if !try {
+		err = t.write(id, &next, false)
+	}
 	t.tell(old, &next)
 	if err != nil {
 		return &next, fmt.Errorf("write record of %s: %w", id, err)

@@ -25,24 +25,25 @@ import (
 )
 
 // stopPatience is how long a stopping daemon waits for operations in progress.
-const stopPatience = 20 * time.Second
+const stopPatience = 10 * time.Second
 
 // replyPatience is how long it then waits for clients to take their replies.
 const replyPatience = 2 * time.Second
+
+// closePatience is how long everything else may then take, and the undoing of what
+// is broken off. All of it stays below the time that systemd gives a service.
+const closePatience = 6 * time.Second
 
 func serveCommand() *cobra.Command {
 	var file string
 	c := &cobra.Command{
 		Use: "serve", Short: "Run the CRI daemon", Args: cobra.NoArgs,
 		RunE: func(*cobra.Command, []string) error {
-			// From the first moment on: what nobody waits for ends a process.
-			hangups := make(chan os.Signal, 1)
-			signal.Notify(hangups, syscall.SIGHUP)
 			f, err := load(file)
 			if err != nil {
 				return err
 			}
-			return serve(file, f.Config, hangups)
+			return serve(f.Config)
 		},
 	}
 	c.Flags().StringVar(&file, "config", "", "TOML configuration file; none: the defaults (see berth config default)")
@@ -50,8 +51,12 @@ func serveCommand() *cobra.Command {
 }
 
 // serve runs the daemon until SIGTERM or SIGINT. Containers outlive it.
-func serve(file string, cfg config.Config, hangups <-chan os.Signal) error {
-	setLevel(cfg.LogLevel)
+func serve(cfg config.Config) error {
+	level, err := logrus.ParseLevel(cfg.LogLevel)
+	if err != nil {
+		return err
+	}
+	logrus.SetLevel(level)
 	log := logrus.NewEntry(logrus.StandardLogger())
 	if err := quietKlog(log); err != nil {
 		return err
@@ -73,15 +78,7 @@ func serve(file string, cfg config.Config, hangups <-chan os.Signal) error {
 	}
 	defer d.close()
 	d.notify = notify
-	go (&reloader{file: file, running: cfg, daemon: d, log: log}).follow(ctx, hangups)
 	return d.run(ctx, cfg, log)
-}
-
-// setLevel is for a level that the configuration's check has passed.
-func setLevel(name string) {
-	if level, err := logrus.ParseLevel(name); err == nil {
-		logrus.SetLevel(level)
-	}
 }
 
 // prepare makes the daemon's directories and takes its lock on them.
@@ -112,11 +109,9 @@ func prepare(cfg config.Config) (unlock func(), err error) {
 
 // parts of a daemon that must be closed, last first.
 type assembled struct {
-	service     *runtime.Service
-	images      *image.Store
-	certificate *certificate // of the streaming server; nil: no TLS
-	closers     []func()
-	notify      func(state string) error // tells systemd
+	service *runtime.Service
+	closers []func()
+	notify  func(state string) error // tells systemd
 }
 
 func (d *assembled) close() {
@@ -146,7 +141,6 @@ func assemble(ctx context.Context, cfg config.Config, log *logrus.Entry) (*assem
 	if parts.Images, err = image.Open(ctx, imageOptions(cfg)); err != nil {
 		return nil, err
 	}
-	d.images = parts.Images
 	d.closers = append(d.closers, func() { logError(log, parts.Images.Close()) })
 	if err := d.networks(cfg, log, &parts); err != nil {
 		return nil, err
@@ -174,7 +168,8 @@ func assemble(ctx context.Context, cfg config.Config, log *logrus.Entry) (*assem
 			return nil, err
 		}
 	}
-	if parts.Streams, d.certificate, err = listenStreams(cfg.Streaming); err != nil {
+	parts.Host.Rlimits = resolve.Nofile(cfg.Runtime.NofileSoft, cfg.Runtime.NofileHard)
+	if parts.Streams, err = listenStreams(cfg.Streaming); err != nil {
 		return nil, err
 	}
 	d.closers = append(d.closers, parts.Streams.Close)
@@ -227,6 +222,7 @@ func (d *assembled) run(ctx context.Context, cfg config.Config, log *logrus.Entr
 	case <-ctx.Done():
 	}
 	log.Info("stopping; containers go on")
+	endAnyway(log)
 	logError(log, d.notify("STOPPING=1"))
 	patience, cancel := context.WithTimeout(context.Background(), stopPatience)
 	defer cancel()
@@ -236,6 +232,15 @@ func (d *assembled) run(ctx context.Context, cfg config.Config, log *logrus.Entr
 		return err
 	}
 	return nil
+}
+
+// endAnyway ends the process when something does not let it end: every record is
+// on the disk, and the next daemon goes on from there.
+func endAnyway(log *logrus.Entry) {
+	time.AfterFunc(stopPatience+replyPatience+closePatience, func() {
+		log.Error("the daemon cannot be closed, so it just ends")
+		os.Exit(1)
+	})
 }
 
 // hangUp ends a server whose operations have ended: their replies still go out,

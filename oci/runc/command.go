@@ -85,10 +85,10 @@ func refusedLimit(stderr string) bool {
 	return false
 }
 
-// missingProgram recognises a create that looked for the container's program in
-// vain. An exec's is told by its exit code.
+// missingProgram recognises a create, and an exec, that looked for its program in
+// vain.
 func missingProgram(stderr string) bool {
-	if !strings.Contains(stderr, "create failed") || !strings.Contains(stderr, `exec: "`) {
+	if !strings.Contains(stderr, "create failed") && !strings.Contains(stderr, "exec failed") || !strings.Contains(stderr, `exec: "`) {
 		return false
 	}
 	for _, text := range []string{"no such file or directory", "executable file not found in $PATH", "permission denied", "is a directory", "not a directory"} {

@@ -54,6 +54,7 @@ func TestSentinels(t *testing.T) {
 		"write to `/sys/fs/cgroup/x/cpuset.cpus`: Invalid argument":                                                                                      oci.ErrLimit,
 		`runc create failed: unable to start container process: error during container init: exec: "/no/such": stat /no/such: no such file or directory`: oci.ErrProgram,
 		`runc create failed: unable to start container process: error during container init: exec: "nosuch": executable file not found in $PATH`:         oci.ErrProgram,
+		`exec failed: unable to start container process: exec: "/no/such": stat /no/such: no such file or directory`:                                     oci.ErrProgram,
 		`runc create failed: unable to start container process: error during container init: error mounting "/x": no such file or directory`:             nil,
 		`failed to write "1": write /sys/fs/cgroup/x/y: no such file or directory`:                                                                       nil,
 	} {

@@ -1,6 +1,7 @@
 package runc
 
 import (
+	"context"
 	"fmt"
 	"os"
 	"strconv"
@@ -79,4 +80,28 @@ func memory(t *testing.T, pid int) (kib int) {
 		t.Fatal(err)
 	}
 	return kib
+}
+
+// When Start returns, the container's program runs, and none of the binary's own
+// code, which a signal would end in a way of its own.
+func TestStartReturnsWhenTheProgramRuns(t *testing.T) {
+	n := newNode(t)
+	for range 15 {
+		b := n.box("exec sleep 1000")
+		if err := b.create(); err != nil {
+			t.Fatal(err)
+		}
+		exe := fmt.Sprintf("/proc/%d/exe", b.process.PID)
+		before, err := os.Readlink(exe)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := n.runtime.Start(context.Background(), b.id); err != nil {
+			t.Fatal(err)
+		}
+		if now, err := os.Readlink(exe); err != nil || now == before {
+			t.Errorf("after Start the init runs %s (%v)", now, err)
+		}
+		b.remove()
+	}
 }

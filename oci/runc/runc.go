@@ -149,10 +149,29 @@ func (r *Runtime) createError(c monitor.Create, err error) error {
 	return &oci.ExecError{Args: c.Args, ExitCode: refused.ExitCode, Stderr: bounded(text), Err: cause}
 }
 
-// Start implements oci.Runtime.
+// execPatience is how long Start waits for the binary's own code in the container
+// to make way for the container's program. It has nearly always done so before.
+const execPatience = 200 * time.Millisecond
+
+// Start implements oci.Runtime. The binary only tells its init to go on; a signal
+// that meets the init's own code, and not the program, would end it as Go does.
 func (r *Runtime) Start(ctx context.Context, id string) error {
-	_, err := r.run(ctx, nil, "start", id)
-	return err
+	exe := ""
+	if ct, ok := r.monitor.Container(id); ok {
+		exe = fmt.Sprintf("/proc/%d/exe", ct.PID)
+	}
+	before, readErr := os.Readlink(exe)
+	if _, err := r.run(ctx, nil, "start", id); err != nil || readErr != nil {
+		return err
+	}
+	pause := 50 * time.Microsecond
+	for end := time.Now().Add(execPatience); time.Now().Before(end); pause = min(2*pause, time.Millisecond) {
+		if now, err := os.Readlink(exe); err != nil || now != before {
+			break // the program runs, or has ended
+		}
+		time.Sleep(pause)
+	}
+	return nil
 }
 
 // Signal implements oci.Runtime.

@@ -52,7 +52,7 @@ func CheckContainer(config *cri.ContainerConfig, sandbox *cri.PodSandboxConfig) 
 	if err := checkSecurity(sc); err != nil {
 		return err
 	}
-	return checkResources("linux.resources", config.GetLinux().GetResources())
+	return CheckResources("linux.resources", config.GetLinux().GetResources())
 }
 
 func checkProcess(config *cri.ContainerConfig) error {

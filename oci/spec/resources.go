@@ -15,13 +15,9 @@ import (
 // hugepageSize is the form that the kernel's control files have.
 var hugepageSize = regexp.MustCompile(`^[1-9][0-9]*(KB|MB|GB)$`)
 
-// CheckResources refuses values that no kernel takes, by field name. A nil
-// request is right. ErrInvalid.
-func CheckResources(r *cri.LinuxContainerResources) error {
-	return checkResources("linux", r)
-}
-
-func checkResources(prefix string, r *cri.LinuxContainerResources) error {
+// CheckResources refuses values that no kernel takes, by field name, which begins
+// with prefix. A nil request is right. ErrInvalid.
+func CheckResources(prefix string, r *cri.LinuxContainerResources) error {
 	field := func(name string) string { return prefix + "." + name }
 	for _, check := range []struct {
 		name     string
@@ -119,7 +115,7 @@ func checkUnified(field string, unified map[string]string) error {
 // leaves at zero stay unset, so the runtime leaves them as they are. The OOM
 // score cannot be updated and is ignored. ErrInvalid.
 func UpdateResources(r *cri.LinuxContainerResources, host Host) (*rspec.LinuxResources, error) {
-	if err := CheckResources(r); err != nil {
+	if err := CheckResources("linux", r); err != nil {
 		return nil, err
 	}
 	out, _, err := translateResources("linux", r, host)

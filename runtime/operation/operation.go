@@ -12,11 +12,41 @@ package operation
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"runtime/debug"
 	"sort"
 	"sync"
 	"time"
 )
+
+// ErrPanic: a fault of berth's own. What the operation had done by then stays for
+// whoever removes or repeats it.
+var ErrPanic = errors.New("internal error")
+
+// PanicError is an ErrPanic that knows where it came from.
+type PanicError struct {
+	Value any
+	Stack []byte // as the runtime prints it
+}
+
+// Recovered makes an error of what recover gave, by whoever has called it.
+func Recovered(value any) error { return &PanicError{Value: value, Stack: debug.Stack()} }
+
+// Guarded is f's error, also when f panics.
+func Guarded(f func() error) (err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			err = Recovered(p)
+		}
+	}()
+	return f()
+}
+
+func (e *PanicError) Error() string { return fmt.Sprintf("%v: %v", ErrPanic, e.Value) }
+
+// Unwrap gives ErrPanic.
+func (e *PanicError) Unwrap() error { return ErrPanic }
 
 // Operation is one running operation.
 type Operation struct {
@@ -28,6 +58,7 @@ type Operation struct {
 	since time.Time // guarded by mu
 	steps []Step    // finished ones, guarded by mu
 
+	cancel context.CancelFunc
 	done   chan struct{}
 	result string
 	err    error
@@ -126,10 +157,11 @@ func (g *Group) Do(ctx context.Context, r Request, fn func(context.Context, *Ope
 		o = &Operation{Verb: r.Verb, Object: r.Object, Began: time.Now(), done: make(chan struct{})}
 		g.running[r.Key] = o
 		g.wg.Add(1)
-		own, cancel := context.WithTimeout(context.WithoutCancel(ctx), r.Limit)
+		var own context.Context
+		own, o.cancel = context.WithTimeout(context.WithoutCancel(ctx), r.Limit)
 		go func() {
 			defer g.wg.Done()
-			defer cancel()
+			defer o.cancel()
 			g.run(own, r.Key, o, fn)
 		}()
 	}
@@ -145,16 +177,17 @@ func (g *Group) Do(ctx context.Context, r Request, fn func(context.Context, *Ope
 }
 
 func (g *Group) run(ctx context.Context, key string, o *Operation, fn func(context.Context, *Operation) (string, error)) {
-	defer func() {
-		if p := recover(); p != nil {
-			o.err = fmt.Errorf("%s %s: internal error: %v", o.Verb, o.Object, p)
-		}
-		g.mu.Lock()
-		delete(g.running, key)
-		g.mu.Unlock()
-		close(o.done)
-	}()
-	o.result, o.err = fn(ctx, o)
+	o.err = Guarded(func() (err error) {
+		o.result, err = fn(ctx, o)
+		return err
+	})
+	if p := (*PanicError)(nil); errors.As(o.err, &p) {
+		o.err = fmt.Errorf("%s %s: %w", o.Verb, o.Object, o.err)
+	}
+	g.mu.Lock()
+	delete(g.running, key)
+	g.mu.Unlock()
+	close(o.done)
 }
 
 // Running lists the running operations, oldest first.
@@ -167,6 +200,16 @@ func (g *Group) Running() []*Operation {
 	g.mu.Unlock()
 	sort.Slice(out, func(i, j int) bool { return out[i].Began.Before(out[j].Began) })
 	return out
+}
+
+// Cancel ends the contexts of the running operations, which it returns, oldest
+// first.
+func (g *Group) Cancel() []*Operation {
+	running := g.Running()
+	for _, o := range running {
+		o.cancel()
+	}
+	return running
 }
 
 // Wait blocks until every operation has ended or ctx is over.

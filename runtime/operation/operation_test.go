@@ -74,7 +74,8 @@ func TestGiveUpAndRetry(t *testing.T) {
 func TestPanicIsAnError(t *testing.T) {
 	g := NewGroup()
 	_, err := g.Do(t.Context(), Request{Key: "k", Verb: "V", Limit: time.Minute}, func(context.Context, *Operation) (string, error) { panic("boom") })
-	if err == nil || !strings.Contains(err.Error(), "boom") {
+	var p *PanicError
+	if !errors.Is(err, ErrPanic) || !errors.As(err, &p) || !strings.Contains(err.Error(), "boom") || !strings.Contains(string(p.Stack), "TestPanicIsAnError") {
 		t.Errorf("got %v", err)
 	}
 	g.Wait(t.Context())
@@ -89,6 +90,27 @@ func TestOwnDeadline(t *testing.T) {
 	if !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("got %v", err)
 	}
+}
+
+func TestCancel(t *testing.T) {
+	g := NewGroup()
+	started, ended := make(chan struct{}), make(chan error, 1)
+	go func() {
+		_, err := g.Do(t.Context(), Request{Key: "k", Object: "o", Limit: time.Hour}, func(ctx context.Context, _ *Operation) (string, error) {
+			close(started)
+			<-ctx.Done()
+			return "", ctx.Err()
+		})
+		ended <- err
+	}()
+	<-started
+	if list := g.Cancel(); len(list) != 1 || list[0].Object != "o" {
+		t.Errorf("canceled %v", list)
+	}
+	if err := <-ended; !errors.Is(err, context.Canceled) {
+		t.Errorf("got %v", err)
+	}
+	g.Wait(t.Context())
 }
 
 func TestSteps(t *testing.T) {

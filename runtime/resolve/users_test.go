@@ -153,6 +153,35 @@ func TestGroupOutOfRangeIsRefused(t *testing.T) {
 	}
 }
 
+// A passwd that is no file is the image's fault; one that leads nowhere is none.
+func TestOddUserFiles(t *testing.T) {
+	for name, c := range map[string]struct {
+		make func(path string) error
+		want string // of the refusal; empty: taken as missing
+	}{
+		"dangling link": {func(p string) error { return os.Symlink("/no/such", p) }, ""},
+		"loop":          {func(p string) error { return os.Symlink("passwd", p) }, "too many levels of symbolic links"},
+		"directory":     {func(p string) error { return os.Mkdir(p, 0o755) }, "is no regular file"},
+		"FIFO":          {func(p string) error { return syscall.Mkfifo(p, 0o644) }, "is no regular file"},
+		"huge":          {func(p string) error { return os.WriteFile(p, make([]byte, userFileMax+1), 0o644) }, "is longer than"},
+	} {
+		root := t.TempDir()
+		if err := os.Mkdir(filepath.Join(root, "etc"), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := c.make(filepath.Join(root, "etc/passwd")); err != nil {
+			t.Fatal(err)
+		}
+		got, err := resolveUser(userRequest(root, "1000", nil))
+		if c.want == "" && (err != nil || got.UID != 1000) || c.want != "" && (err == nil || !strings.Contains(err.Error(), c.want)) {
+			t.Errorf("%s: %+v, %v; want %q", name, got, err, c.want)
+		}
+		if err != nil && !errors.Is(err, ErrInvalid) && !errors.Is(err, syscall.ELOOP) {
+			t.Errorf("%s: %v has no code", name, err)
+		}
+	}
+}
+
 func TestMissingUserFiles(t *testing.T) {
 	roots := map[string]string{"empty": t.TempDir(), "etc is a file": t.TempDir()}
 	write(t, filepath.Join(roots["etc is a file"], "etc"), "x")
