@@ -61,7 +61,8 @@ func (s *Store) Admit(ctx context.Context, u Use) error {
 
 // policies are where the signature policies are.
 func (s *Store) policies() policy.Files {
-	return policy.Files{Default: s.opt.PolicyPath, Dir: s.opt.PolicyDir}
+	o := s.options()
+	return policy.Files{Default: o.PolicyPath, Dir: o.PolicyDir}
 }
 
 // names are what the policy may be asked about: the name that was asked for,

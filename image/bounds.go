@@ -20,7 +20,7 @@ func (r *run) checkRoom() error {
 		}
 		count++
 	}
-	free, err := layer.Free(r.store.opt.Root)
+	free, err := layer.Free(r.store.root)
 	if err != nil {
 		return err
 	}

@@ -140,7 +140,7 @@ func TestExpansion(t *testing.T) {
 	if err := os.WriteFile(archive, append(gzipLayer(encodeTar(gnuForm, promise(3<<30))[:512]).data, zeros...), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := s.Import(t.Context(), archive); !errors.Is(err, ErrInvalidImage) || !strings.Contains(err.Error(), "100 times") {
+	if _, err := s.Import(t.Context(), ImportRequest{File: archive}); !errors.Is(err, ErrInvalidImage) || !strings.Contains(err.Error(), "100 times") {
 		t.Errorf("as an archive: %v", err)
 	}
 	// A layer that is all but empty, but not large, is fine.

@@ -236,7 +236,7 @@ func TestB37DiskOrInodesFull(t *testing.T) {
 					t.Fatalf("got %v, want ErrNoSpace that names %s", err, dir)
 				}
 			}
-			if left := ls(t, filepath.Join(s.opt.Root, "staging")); len(left) != 0 {
+			if left := ls(t, filepath.Join(s.root, "staging")); len(left) != 0 {
 				t.Errorf("staging holds %v", left)
 			}
 			if len(s.List()) != 1 {

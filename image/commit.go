@@ -161,7 +161,7 @@ func (r *run) record(numbers []int) error {
 	if !known {
 		img = &saved{Layers: numbers}
 	}
-	img.Removed = false
+	img.Removed, img.Pinned = false, img.Pinned || r.job.pin
 	if err := r.storeBlobs(img); err != nil {
 		s.dropBlobs()
 		return err

@@ -93,22 +93,23 @@ func (o Options) registries() registries.Config {
 // system is the library's configuration, for what of an image it reads itself:
 // archives, and signatures.
 func (s *Store) system(registry string, c *Credentials) (*types.SystemContext, error) {
+	o := s.options()
 	sys := &types.SystemContext{
-		SystemRegistriesConfPath: s.opt.RegistriesConf,
-		DockerPerHostCertDirPath: s.opt.CertsDir,
-		AuthFilePath:             s.opt.AuthFile,
-		RegistriesDirPath:        s.opt.RegistriesDir,
+		SystemRegistriesConfPath: o.RegistriesConf,
+		DockerPerHostCertDirPath: o.CertsDir,
+		AuthFilePath:             o.AuthFile,
+		RegistriesDirPath:        o.RegistriesDir,
 		BlobInfoCacheDir:         noCacheDir,
 		BigFilesTemporaryDir:     s.staging(),
 		DockerRegistryUserAgent:  "berth",
 	}
-	if s.opt.RegistriesConf != "" {
-		sys.SystemRegistriesConfDirPath = registriesDir(s.opt.RegistriesConf)
+	if o.RegistriesConf != "" {
+		sys.SystemRegistriesConfDirPath = registriesDir(o.RegistriesConf)
 	}
-	if s.opt.AuthFile == "" {
+	if o.AuthFile == "" {
 		// Not root's own login: which registries the node may use is said by
 		// its configuration or by the caller.
-		sys.AuthFilePath = filepath.Join(s.opt.Root, "no-auth.json")
+		sys.AuthFilePath = filepath.Join(s.root, "no-auth.json")
 	}
 	caller, err := c.caller()
 	if err != nil || !caller.Fits(registry, registry) {
@@ -121,4 +122,4 @@ func (s *Store) system(registry string, c *Credentials) (*types.SystemContext, e
 	return sys, nil
 }
 
-func (s *Store) staging() string { return filepath.Join(s.opt.Root, "staging") }
+func (s *Store) staging() string { return filepath.Join(s.root, "staging") }

@@ -220,7 +220,7 @@ func contentError(err error) error {
 
 // keep copies the layer as it arrives into a file, when the store is told to.
 func (r *run) keep(in io.Reader, blob digest.Digest) (io.Reader, error) {
-	if !r.store.opt.KeepLayerBlobs {
+	if !r.store.options().KeepLayerBlobs {
 		return in, nil
 	}
 	f, err := os.CreateTemp(r.store.staging(), "blob-")

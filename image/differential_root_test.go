@@ -197,7 +197,7 @@ func (c *comparison) fetch(m *maker, dir, repo string, stack []layerBlob) string
 	if err := os.WriteFile(path, tarOf(c.t, files...), 0o600); err != nil {
 		c.t.Fatal(err)
 	}
-	names, err := c.store.Import(c.t.Context(), path)
+	names, err := c.store.Import(c.t.Context(), ImportRequest{File: path})
 	if err != nil || len(names) != 1 {
 		c.t.Fatalf("import gives %q: %v", names, err)
 	}

@@ -54,7 +54,7 @@ func (d *durability) run() {
 func (d *durability) sync() error {
 	d.round.Lock()
 	defer d.round.Unlock()
-	root, disk := d.store.opt.Root, d.store.disk
+	root, disk := d.store.root, d.store.disk
 	pending := d.store.layers.pending()
 	next := filepath.Join(root, ".refs.synced")
 	_ = disk.removeAll(next)

@@ -45,6 +45,10 @@ var (
 	ErrRegistryConfig = registries.ErrConfig
 	// ErrSignature: the signature policy does not admit the image.
 	ErrSignature = policy.ErrRefused
+	// ErrPinnedByConfig: the configuration pins the image.
+	ErrPinnedByConfig = errors.New("the configuration pins it")
+	// ErrFileExists: an export would replace a file.
+	ErrFileExists = errors.New("the file exists")
 )
 
 // Error is a failed pull or import. Its text names the image and holds no
@@ -66,7 +70,7 @@ func (s *Store) describe(op, image string, err error, secrets []string) error {
 	kind := classify(err)
 	text := err.Error()
 	if kind == ErrNoSpace {
-		text = fmt.Sprintf("filesystem %s is full: %s", mountPoint(s.opt.Root), text)
+		text = fmt.Sprintf("filesystem %s is full: %s", mountPoint(s.root), text)
 	}
 	return &Error{Op: op, Image: image, kind: kind, text: registries.Redact(text, secrets)}
 }

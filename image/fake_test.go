@@ -285,7 +285,7 @@ func empty(t testing.TB, s *Store) {
 	defer cancel()
 	s.trash.wait(ctx)
 	for _, dir := range []string{"layers", "staging", "trash", "blobs/sha256"} {
-		list, err := os.ReadDir(filepath.Join(s.opt.Root, dir))
+		list, err := os.ReadDir(filepath.Join(s.root, dir))
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -94,7 +94,7 @@ func TestAfterAPowerCut(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	s, err := Open(t.Context(), s.opt)
+	s, err := Open(t.Context(), *s.options())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -125,7 +125,7 @@ func TestTornRecords(t *testing.T) {
 			id := mustPull(t, s, reg.ref("a:1"))
 			calm(t, s)
 			s.Close()
-			path := filepath.Join(s.opt.Root, refsFile)
+			path := filepath.Join(s.root, refsFile)
 			data, err := os.ReadFile(path)
 			if err != nil {
 				t.Fatal(err)
@@ -143,10 +143,10 @@ func TestTornRecords(t *testing.T) {
 	s := open(t, t.TempDir(), nil, reg)
 	s.Close()
 	future := []byte(`{"version":99,"sum":"","images":{}}`)
-	if err := os.WriteFile(filepath.Join(s.opt.Root, refsFile), future, 0o600); err != nil {
+	if err := os.WriteFile(filepath.Join(s.root, refsFile), future, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := Open(t.Context(), s.opt); err == nil || !strings.Contains(err.Error(), "version 99") {
+	if _, err := Open(t.Context(), *s.options()); err == nil || !strings.Contains(err.Error(), "version 99") {
 		t.Errorf("records of a later version: %v", err)
 	}
 }
@@ -219,7 +219,7 @@ func failOnce(t *testing.T, reg *registry, f *faulty, k int) bool {
 	removeErr := s.Remove(t.Context(), oldID)
 	s.Close()
 	hit := f.set(1<<30, false)
-	s, err = Open(context.Background(), s.opt)
+	s, err = Open(context.Background(), *s.options())
 	if err != nil {
 		t.Errorf("open after a failure: %v", err)
 		return false

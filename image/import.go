@@ -24,12 +24,18 @@ import (
 	"berth/image/policy"
 )
 
+// ImportRequest names an archive.
+type ImportRequest struct {
+	File string
+	Pin  bool // pin its images, see Store.Pin
+}
+
 // Import takes in the images of an archive as `docker save` or a tool for OCI
 // layouts writes them, plain or compressed with gzip or zstd. It returns a
 // name, or an id where there is no name, for each image. It blocks; a done ctx
 // ends it. Images that were taken in before an error stay, and are returned
 // with it. The error is an *Error, or ctx's.
-func (s *Store) Import(ctx context.Context, file string) ([]string, error) {
+func (s *Store) Import(ctx context.Context, r ImportRequest) ([]string, error) {
 	leave, ok := s.flights.enter(s.life)
 	if !ok {
 		return nil, s.life.Err()
@@ -38,22 +44,22 @@ func (s *Store) Import(ctx context.Context, file string) ([]string, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	defer context.AfterFunc(s.life, cancel)()
-	names, err := s.importFile(ctx, file)
+	names, err := s.importFile(ctx, r)
 	if err != nil {
-		err = s.describe("import", file, err, nil)
+		err = s.describe("import", r.File, err, nil)
 	}
 	return names, err
 }
 
-func (s *Store) importFile(ctx context.Context, file string) ([]string, error) {
-	oci, err := isLayout(file)
+func (s *Store) importFile(ctx context.Context, r ImportRequest) ([]string, error) {
+	oci, err := isLayout(r.File)
 	if err != nil {
 		return nil, err
 	}
 	if oci {
-		return s.importLayout(ctx, file)
+		return s.importLayout(ctx, r)
 	}
-	return s.importDocker(ctx, file)
+	return s.importDocker(ctx, r)
 }
 
 // openArchive opens a regular file; it never waits for the writer of a FIFO.
@@ -119,8 +125,8 @@ func isLayout(file string) (bool, error) {
 }
 
 // archiveJob is what all images of an archive have in common.
-func (s *Store) archiveJob(transport, file string) (job, error) {
-	var j job
+func (s *Store) archiveJob(transport string, r ImportRequest) (job, error) {
+	j := job{pin: r.Pin}
 	path, err := s.policies().Path("")
 	if err != nil {
 		return j, err
@@ -128,7 +134,7 @@ func (s *Store) archiveJob(transport, file string) (job, error) {
 	if j.policy, err = policy.Read(path); err != nil {
 		return j, err
 	}
-	if j.origin, err = originOf(transport, file); err != nil {
+	if j.origin, err = originOf(transport, r.File); err != nil {
 		return j, err
 	}
 	j.sys, err = s.system("", nil)
@@ -136,12 +142,12 @@ func (s *Store) archiveJob(transport, file string) (job, error) {
 }
 
 // importDocker leaves reading the old form of archives to the library.
-func (s *Store) importDocker(ctx context.Context, file string) ([]string, error) {
-	common, err := s.archiveJob(viaDocker, file)
+func (s *Store) importDocker(ctx context.Context, r ImportRequest) ([]string, error) {
+	common, err := s.archiveJob(viaDocker, r)
 	if err != nil {
 		return nil, err
 	}
-	reader, err := archive.NewReader(common.sys, file)
+	reader, err := archive.NewReader(common.sys, r.File)
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrInvalidImage, err)
 	}
@@ -159,7 +165,7 @@ func (s *Store) importDocker(ctx context.Context, file string) ([]string, error)
 				j.tags = append(j.tags, named.String())
 			}
 		}
-		id, err := s.fetchFile(ctx, j, file)
+		id, err := s.fetchFile(ctx, j, r.File)
 		if err != nil {
 			return done, err
 		}
@@ -190,13 +196,13 @@ func firstName(tags []string, id string) string {
 // layoutFile are the members of an archive that make the layout.
 var layoutFile = regexp.MustCompile(`^(oci-layout|index\.json|manifest\.json|blobs/sha256/[0-9a-f]{64})$`)
 
-func (s *Store) importLayout(ctx context.Context, file string) ([]string, error) {
+func (s *Store) importLayout(ctx context.Context, r ImportRequest) ([]string, error) {
 	dir, err := s.disk.mkdirTemp(s.staging(), "import-")
 	if err != nil {
 		return nil, err
 	}
 	defer s.disk.removeAll(dir)
-	if err := unpackLayout(ctx, file, dir); err != nil {
+	if err := unpackLayout(ctx, r.File, dir); err != nil {
 		return nil, err
 	}
 	var index ispec.Index
@@ -208,7 +214,7 @@ func (s *Store) importLayout(ctx context.Context, file string) ([]string, error)
 		return nil, err
 	}
 	defer root.Close()
-	j, err := s.archiveJob(viaOCI, file)
+	j, err := s.archiveJob(viaOCI, r)
 	if err != nil {
 		return nil, err
 	}
@@ -223,7 +229,7 @@ func (s *Store) importLayout(ctx context.Context, file string) ([]string, error)
 		if j.ref, err = reader.NewIndexReference(dir, i); err != nil {
 			return done, err
 		}
-		n, err := s.importOne(ctx, layoutImage{j, d, more, file})
+		n, err := s.importOne(ctx, layoutImage{j, d, more, r.File})
 		if err != nil {
 			return done, err
 		}
@@ -310,12 +316,16 @@ func annotatedName(a map[string]string) (name, bool) {
 	return n, err == nil
 }
 
+// dockerItem is an image in docker's own list, manifest.json.
+type dockerItem struct {
+	Config   string
+	RepoTags []string
+	Layers   []string
+}
+
 // dockerTags reads docker's own list beside a layout: image id → names.
 func dockerTags(dir string) map[string][]string {
-	var items []struct {
-		Config   string
-		RepoTags []string
-	}
+	var items []dockerItem
 	tags := map[string][]string{}
 	if readJSON(filepath.Join(dir, "manifest.json"), &items) != nil {
 		return tags // not there, or not needed

@@ -73,7 +73,7 @@ func TestImportOCIArchives(t *testing.T) {
 		t.Run(kind, func(t *testing.T) {
 			s := open(t, t.TempDir(), nil)
 			path, ids := ociArchive(t, pack, "example.org/a:1", "", "b:2")
-			got, err := s.Import(t.Context(), path)
+			got, err := s.Import(t.Context(), ImportRequest{File: path})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -118,7 +118,7 @@ func TestImportDockerArchives(t *testing.T) {
 		t.Run(kind, func(t *testing.T) {
 			s := open(t, t.TempDir(), nil)
 			path, id := dockerArchive(t, pack, "x:1", "y.example/z:2")
-			got, err := s.Import(t.Context(), path)
+			got, err := s.Import(t.Context(), ImportRequest{File: path})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -149,7 +149,7 @@ func TestImportRefusesWhatIsNoArchive(t *testing.T) {
 		if err := os.WriteFile(path, content, 0o600); err != nil {
 			t.Fatal(err)
 		}
-		_, err := s.Import(t.Context(), path)
+		_, err := s.Import(t.Context(), ImportRequest{File: path})
 		if err == nil || classify(err) != ErrInvalidImage {
 			t.Errorf("%s: %v", name, err)
 		}

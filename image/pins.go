@@ -61,11 +61,39 @@ func (s *Store) isPinned(r *Record) bool {
 		if named, err := reference.ParseNormalizedNamed(name); err == nil {
 			common = reference.FamiliarString(named)
 		}
-		for _, p := range s.pins {
+		for _, p := range *s.pins.Load() {
 			if p.match(name, p.text) || p.match(common, p.text) {
 				return true
 			}
 		}
 	}
 	return false
+}
+
+// Pin keeps the kubelet's garbage collection off an image, or no more (pinned
+// false; ErrPinnedByConfig when Options.Pinned has it). The pin is the image's,
+// whichever of its names or ids is given, and goes with it, or with the last of its
+// tags when that moves to another image. Idempotent. ErrNotFound,
+// ErrInvalidReference.
+func (s *Store) Pin(ref string, pinned bool) (*Record, error) {
+	r, err := s.Resolve(ref)
+	if err != nil {
+		return nil, fmt.Errorf("pin image: %w", err)
+	}
+	s.change.Lock()
+	defer s.change.Unlock()
+	img := s.images[r.ID].clone()
+	if img == nil || img.Removed {
+		return nil, fmt.Errorf("pin image: %w: %s", ErrNotFound, ref)
+	}
+	if !pinned && s.isPinned(r) {
+		return nil, fmt.Errorf("unpin image %s: %w", ref, ErrPinnedByConfig)
+	}
+	if img.Pinned != pinned {
+		img.Pinned = pinned
+		if err := s.commit(s.images.with(r.ID, img)); err != nil {
+			return nil, fmt.Errorf("pin image %s: %w", ref, err)
+		}
+	}
+	return s.view.Load().byID[r.ID], nil
 }

@@ -40,7 +40,8 @@ func TestPins(t *testing.T) {
 			t.Errorf("%q: %v", pattern, err)
 			continue
 		}
-		s := &Store{pins: []pin{p}}
+		s := &Store{}
+		s.pins.Store(&[]pin{p})
 		if got := [3]bool{s.isPinned(busybox), s.isPinned(pause), s.isPinned(nameless)}; got != want {
 			t.Errorf("%q: busybox, pause, nameless are pinned %v, want %v", pattern, got, want)
 		}
@@ -80,5 +81,69 @@ func TestIDsAreNotPulled(t *testing.T) {
 		if _, err := s.Pull(t.Context(), PullRequest{Reference: id}); !errors.Is(err, ErrInvalidReference) || !strings.Contains(err.Error(), id) {
 			t.Errorf("pull %s: %v", id, err)
 		}
+	}
+}
+
+// An operator's pin is the image's and lasts: over a restart, a pull, the move of
+// one of its tags; not over its removal or the loss of its last tag.
+func TestOperatorsPins(t *testing.T) {
+	reg := newRegistry(t)
+	l := gzipLayer(tarOf(t, file{name: "a", body: "a"}))
+	_, id := reg.push("app", "1", l)
+	reg.push("app", "2", l)
+	s := open(t, t.TempDir(), func(o *Options) { o.Pinned = []string{"*base*"} }, reg)
+	mustPull(t, s, reg.ref("app:1"))
+	mustPull(t, s, reg.ref("app:2"))
+	pinned := func(when string, want bool) {
+		t.Helper()
+		r, err := s.Resolve(id)
+		if err != nil || r.Pinned != want {
+			t.Fatalf("%s: %+v, %v; want pinned %v", when, r, err, want)
+		}
+	}
+	pinned("pulled", false)
+	for range 2 {
+		if r, err := s.Pin(reg.ref("app:1"), true); err != nil || !r.Pinned {
+			t.Fatalf("%+v, %v", r, err)
+		}
+	}
+	pinned("pinned", true)
+	s = reopen(t, s)
+	pinned("restarted", true)
+	mustPull(t, s, reg.ref("app:1"))
+	pinned("pulled again", true)
+	if _, err := s.Pin(id, false); err != nil {
+		t.Fatal(err)
+	}
+	pinned("unpinned", false)
+	if _, err := s.Pin(id[:20], true); err != nil {
+		t.Fatal(err)
+	}
+	other := gzipLayer(tarOf(t, file{name: "b", body: "b"}))
+	reg.push("app", "1", other)
+	mustPull(t, s, reg.ref("app:1"))
+	pinned("one tag moved on", true)
+	reg.push("app", "2", other)
+	mustPull(t, s, reg.ref("app:2"))
+	pinned("both moved on", false)
+
+	if _, err := s.Pin(id, true); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Remove(t.Context(), id); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.Pin(id, true); !errors.Is(err, ErrNotFound) {
+		t.Errorf("an image that is gone: %v", err)
+	}
+	archive, ids := ociArchive(t, plainLayer, "example.org/a:1", "base:1")
+	if _, err := s.Import(t.Context(), ImportRequest{File: archive, Pin: true}); err != nil {
+		t.Fatal(err)
+	}
+	for _, id = range ids {
+		pinned("imported", true)
+	}
+	if _, err := s.Pin(ids[1], false); !errors.Is(err, ErrPinnedByConfig) {
+		t.Errorf("what the configuration pins: %v", err)
 	}
 }

@@ -124,7 +124,7 @@ func TestAFailureIsWatched(t *testing.T) {
 		}
 	}
 	archive, _ := ociArchive(t, plainLayer, "example.org/a:1")
-	if _, err := s.Import(t.Context(), archive); err != nil {
+	if _, err := s.Import(t.Context(), ImportRequest{File: archive}); err != nil {
 		t.Fatal(err)
 	}
 	if p := <-ended; p.Op != "import" || p.Image != "example.org/a:1" || p.Stage != StageDone {

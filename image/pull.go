@@ -74,7 +74,7 @@ func (s *Store) pull(ctx context.Context, j job, c *Credentials, policyFile stri
 	}
 	j.ref, j.sys = ref, sys
 	j.open = func(ctx context.Context) (types.ImageSource, error) {
-		from, err := registries.Open(ctx, s.opt.registries(), n.named, caller)
+		from, err := registries.Open(ctx, s.options().registries(), n.named, caller)
 		if err != nil {
 			return nil, err
 		}
@@ -112,6 +112,7 @@ type job struct {
 	track      *tracker
 	policy     *policy.Policy // who decides; nil admits
 	origin     string         // of what an archive brings, see originOf; else empty
+	pin        bool           // the image
 }
 
 // fetch runs a job. A second round is needed when a stored layer turns out to
@@ -153,5 +154,6 @@ func (s *Store) fetchOnce(ctx context.Context, j job, fresh map[string]bool) (st
 
 // patience is how long a registry is waited for.
 func (s *Store) patience() fetch.Patience {
-	return fetch.Patience{Idle: s.opt.IdleTimeout, MinRate: s.opt.MinRate, Window: s.opt.MinRateWindow}
+	o := s.options()
+	return fetch.Patience{Idle: o.IdleTimeout, MinRate: o.MinRate, Window: o.MinRateWindow}
 }

@@ -101,7 +101,7 @@ func TestB05OneFetchOfALayerThatTwoImagesShare(t *testing.T) {
 	if n := reg.got(digest.FromBytes(shared.data).String()); n != 1 {
 		t.Errorf("the shared layer was fetched %d times", n)
 	}
-	if n := len(ls(t, filepath.Join(s.opt.Root, "layers"))); n != 3 {
+	if n := len(ls(t, filepath.Join(s.root, "layers"))); n != 3 {
 		t.Errorf("%d layers are stored, want 3", n)
 	}
 }

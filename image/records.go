@@ -55,6 +55,8 @@ type saved struct {
 	Imported map[string]string `json:"imported,omitempty"`
 	// Annotations of the manifest that was pulled last; see Record.
 	Annotations map[string]string `json:"annotations,omitempty"`
+	// Pinned by the operator, whatever Options.Pinned says.
+	Pinned bool `json:"pinned,omitempty"`
 	// Removed images are invisible; they are kept for containers that hold them.
 	Removed bool `json:"removed,omitempty"`
 }
@@ -100,6 +102,7 @@ func (m images) takeTag(tag, keep string) images {
 		if id != keep && slices.Contains(s.Tags, tag) {
 			c := s.clone()
 			c.Tags = slices.DeleteFunc(c.Tags, func(t string) bool { return t == tag })
+			c.Pinned = c.Pinned && len(c.Tags) > 0 // what has lost its last name is left to the garbage collection
 			m = m.with(id, c)
 		}
 	}

@@ -25,7 +25,7 @@ func (s *Store) Remove(ctx context.Context, ref string) error {
 	}
 	if s.heldBy()[r.ID] {
 		gone := img.clone()
-		gone.Tags, gone.Digests, gone.Imported, gone.Removed = nil, nil, nil, true
+		gone.Tags, gone.Digests, gone.Imported, gone.Pinned, gone.Removed = nil, nil, nil, false, true
 		return s.commitBy(s.disk.saveShorter, s.images.with(r.ID, gone))
 	}
 	return s.forget(r.ID)
@@ -66,7 +66,7 @@ func (s *Store) dropBlobs() {
 func (s *Store) commit(m images) error { return s.commitBy(s.disk.saveImages, m) }
 
 func (s *Store) commitBy(save func(root string, m images) error, m images) error {
-	if err := save(s.opt.Root, m); err != nil {
+	if err := save(s.root, m); err != nil {
 		return err
 	}
 	s.images = m

@@ -168,7 +168,7 @@ func (r *run) copy(ctx context.Context) error {
 		DestinationCtx:       &types.SystemContext{BlobInfoCacheDir: noCacheDir},
 		RemoveSignatures:     true, // checked above; they are not kept
 		PreserveDigests:      true,
-		MaxParallelDownloads: uint(r.store.opt.MaxConcurrentDownloads),
+		MaxParallelDownloads: uint(r.store.options().MaxConcurrentDownloads),
 	})
 	if err == nil {
 		return nil

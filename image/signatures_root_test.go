@@ -297,7 +297,7 @@ func TestSignaturesAreKeptWithTheImage(t *testing.T) {
 	e.sign(e.key, e.ref, e.repo+":other")
 	e.wants("pull", e.pull(e.ref, ""), "")
 	blobs := func() int {
-		list, err := os.ReadDir(filepath.Join(e.store.opt.Root, "blobs/sha256"))
+		list, err := os.ReadDir(filepath.Join(e.store.root, "blobs/sha256"))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -373,7 +373,7 @@ func TestTheNameAnImageIsUsedBy(t *testing.T) {
 func TestSignaturesOfMirroredImages(t *testing.T) {
 	e := newSigning(t)
 	conf := fmt.Sprintf("[[registry]]\nlocation = \"vendor.example\"\n[[registry.mirror]]\nlocation = %q\ninsecure = true\n", e.reg.host)
-	write(t, e.store.opt.RegistriesConf, conf)
+	write(t, e.store.options().RegistriesConf, conf)
 	write(t, e.at("policy.json"), policyText(t, rejected, rules{"vendor.example": sigstoreRule(e.key, nil), e.reg.host: anything}))
 	const ref = "vendor.example/app:1"
 	e.wants("pull", e.pull(ref, ""), "no signature exists")
@@ -452,7 +452,7 @@ func TestSignaturePolicyOfArchives(t *testing.T) {
 		t.Run(what, func(t *testing.T) {
 			e := newSigning(t)
 			write(t, e.at("policy.json"), tc.policy)
-			_, err := e.store.Import(context.Background(), tc.file)
+			_, err := e.store.Import(context.Background(), ImportRequest{File: tc.file})
 			e.wants("import", err, tc.importing)
 			if tc.importing != "" {
 				empty(t, e.store)
@@ -473,7 +473,7 @@ func TestPulledAndImported(t *testing.T) {
 	archive, _ := ociArchive(t, plainLayer, "vendor.example/app:1")
 	layer := gzipLayer(tarOf(t, file{name: "name", body: "I am vendor.example/app:1"}))
 	write(t, e.at("policy.json"), policyText(t, rejected, rules{e.reg.host: sigstoreRule(e.key, nil)}, rules{viaOCI: rules{"": anything}}))
-	if _, err := e.store.Import(context.Background(), archive); err != nil {
+	if _, err := e.store.Import(context.Background(), ImportRequest{File: archive}); err != nil {
 		t.Fatal(err)
 	}
 	r, err := e.store.Resolve("vendor.example/app:1")

@@ -1,23 +1,39 @@
 package image
 
-import "context"
+import (
+	"context"
+	"sync/atomic"
+)
 
 // slots bound what all pulls and imports together take at one time, however
 // many there are. Nobody who has a slot waits for a claim, so all come to
 // their turn.
 type slots struct {
-	layers chan struct{} // one for each layer that is being fetched and unpacked
-	large  chan struct{} // and one more for each that needs a lot of memory
+	layers atomic.Pointer[chan struct{}] // one for each layer that is being fetched and unpacked
+	large  chan struct{}                 // and one more for each that needs a lot of memory
 }
 
 const largeSlots = 2
 
-func newSlots(layers int) slots {
-	return slots{layers: make(chan struct{}, layers), large: make(chan struct{}, largeSlots)}
+func newSlots(layers int) *slots {
+	s := &slots{large: make(chan struct{}, largeSlots)}
+	s.resize(layers)
+	return s
+}
+
+// resize sets how many layers there can be; those that are there stay and count
+// no more.
+func (s *slots) resize(layers int) {
+	if old := s.layers.Load(); old == nil || cap(*old) != layers {
+		fresh := make(chan struct{}, layers)
+		s.layers.Store(&fresh)
+	}
 }
 
 // enter waits for a layer's turn, until ctx is done. leave is to be called once.
-func (s *slots) enter(ctx context.Context) (leave func(), err error) { return take(ctx, s.layers) }
+func (s *slots) enter(ctx context.Context) (leave func(), err error) {
+	return take(ctx, *s.layers.Load())
+}
 
 // enterLarge is for a layer that has a slot already.
 func (s *slots) enterLarge(ctx context.Context) (leave func(), err error) { return take(ctx, s.large) }

@@ -42,8 +42,9 @@ type Options struct {
 
 // Store is the node's images. All methods may be called at the same time.
 type Store struct {
-	opt    Options
-	pins   []pin
+	root   string
+	config atomic.Pointer[Options] // see options
+	pins   atomic.Pointer[[]pin]   // of Options.Pinned
 	blobs  *content.Store
 	layers *layers
 	trash  *trash
@@ -63,7 +64,7 @@ type Store struct {
 	flights flights
 	board   board
 	claims  claims
-	slots   slots
+	slots   *slots
 	durable *durability
 	closing context.CancelFunc
 	closed  sync.Once
@@ -97,30 +98,16 @@ func openOn(ctx context.Context, o Options, d *disk) (*Store, error) {
 	if o.Root == "" {
 		return nil, fmt.Errorf("open image store: no root directory")
 	}
-	if o.MaxConcurrentDownloads <= 0 {
-		o.MaxConcurrentDownloads = 3
-	}
-	if o.MaxConcurrentUnpacks <= 0 {
-		o.MaxConcurrentUnpacks = 16
-	}
-	if o.IdleTimeout <= 0 {
-		o.IdleTimeout = time.Minute
-	}
-	if o.MinRateWindow <= 0 {
-		o.MinRateWindow = time.Minute
-	}
-	pins, err := parsePins(o.Pinned)
-	if err != nil {
-		return nil, fmt.Errorf("open image store: %w", err)
-	}
 	for _, dir := range []string{"", "layers", "staging", "blobs/sha256"} {
 		if err := os.MkdirAll(filepath.Join(o.Root, dir), 0o700); err != nil {
 			return nil, fmt.Errorf("open image store: %w", err)
 		}
 	}
-	s := &Store{opt: o, pins: pins, disk: d, holders: map[string]map[string]bool{}, configs: map[string]ispec.Image{}}
+	s := &Store{root: o.Root, disk: d, slots: newSlots(1), holders: map[string]map[string]bool{}, configs: map[string]ispec.Image{}}
+	if err := s.use(o); err != nil {
+		return nil, fmt.Errorf("open image store: %w", err)
+	}
 	s.life, s.closing = context.WithCancel(context.Background())
-	s.slots = newSlots(o.MaxConcurrentUnpacks)
 	s.flights.running = map[string]*flight{}
 	s.claims.open = map[digest.Digest]*claim{}
 	if err := s.load(ctx); err != nil {
@@ -136,19 +123,19 @@ func openOn(ctx context.Context, o Options, d *disk) (*Store, error) {
 
 func (s *Store) load(ctx context.Context) (err error) {
 	s.boot = s.disk.boot
-	if s.trash, err = openTrash(filepath.Join(s.opt.Root, "trash"), s.disk); err != nil {
+	if s.trash, err = openTrash(filepath.Join(s.root, "trash"), s.disk); err != nil {
 		return err
 	}
 	if err := s.emptyStaging(); err != nil {
 		return err
 	}
-	if s.blobs, err = content.Open(filepath.Join(s.opt.Root, "blobs")); err != nil {
+	if s.blobs, err = content.Open(filepath.Join(s.root, "blobs")); err != nil {
 		return err
 	}
-	if s.layers, err = loadLayers(filepath.Join(s.opt.Root, "layers"), s.boot, s.trash); err != nil {
+	if s.layers, err = loadLayers(filepath.Join(s.root, "layers"), s.boot, s.trash); err != nil {
 		return err
 	}
-	stored, err := loadImages(s.opt.Root)
+	stored, err := loadImages(s.root)
 	if err != nil {
 		return err
 	}
@@ -161,12 +148,12 @@ func (s *Store) load(ctx context.Context) (err error) {
 			kept[id] = img
 		}
 	}
-	if _, err := os.Stat(filepath.Join(s.opt.Root, refsFile)); err != nil || len(kept) != len(stored) {
-		if err := s.disk.saveShorter(s.opt.Root, kept); err != nil {
+	if _, err := os.Stat(filepath.Join(s.root, refsFile)); err != nil || len(kept) != len(stored) {
+		if err := s.disk.saveShorter(s.root, kept); err != nil {
 			return err
 		}
 	}
-	s.disk.keepReserve(s.opt.Root)
+	s.disk.keepReserve(s.root)
 	s.images = kept
 	s.layers.sweep()
 	if err := s.blobs.Sweep(s.wantsBlob); err != nil {
@@ -231,7 +218,7 @@ func (s *Store) wantsBlob(d digest.Digest) bool {
 		if id == d.String() || slices.Contains(img.documents(), d) {
 			return true
 		}
-		if s.opt.KeepLayerBlobs && slices.Contains(img.LayerBlobs, d) {
+		if s.options().KeepLayerBlobs && slices.Contains(img.LayerBlobs, d) {
 			return true
 		}
 	}
@@ -239,7 +226,7 @@ func (s *Store) wantsBlob(d digest.Digest) bool {
 }
 
 func (s *Store) emptyStaging() error {
-	dir := filepath.Join(s.opt.Root, "staging")
+	dir := filepath.Join(s.root, "staging")
 	list, err := os.ReadDir(dir)
 	if err != nil {
 		return err
@@ -316,13 +303,13 @@ func (s *Store) record(id string, img *saved) *Record {
 			}
 		}
 	}
-	r.Pinned = s.isPinned(r)
+	r.Pinned = img.Pinned || s.isPinned(r)
 	return r
 }
 
 // overhead measures what is not a layer: records, blobs, the directories.
 func (s *Store) overhead() layer.Usage {
-	at := func(part string) string { return filepath.Join(s.opt.Root, part) }
+	at := func(part string) string { return filepath.Join(s.root, part) }
 	var u layer.Usage
 	for _, dir := range []string{"", "layers", "staging", "trash", refsFile, reserveFile} {
 		u = u.Add(layer.UsageOf(at(dir)))
@@ -346,7 +333,7 @@ func (s *Store) List() []*Record { return s.view.Load().list }
 // the trash or is being pulled is not in it.
 func (s *Store) Usage() Usage {
 	u := s.view.Load().overhead.Add(s.layers.usage())
-	return Usage{Mountpoint: s.opt.Root, Bytes: u.Bytes, Inodes: u.Inodes}
+	return Usage{Mountpoint: s.root, Bytes: u.Bytes, Inodes: u.Inodes}
 }
 
 // Resolve finds an image by id (also in part, when it is the only one), by

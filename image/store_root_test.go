@@ -22,7 +22,7 @@ import (
 func reopen(t *testing.T, s *Store) *Store {
 	t.Helper()
 	s.Close()
-	again, err := Open(context.Background(), s.opt)
+	again, err := Open(context.Background(), *s.options())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -60,7 +60,7 @@ func TestUsageEqualsDu(t *testing.T) {
 		t.Helper()
 		calm(t, s)
 		for flag, got := range map[string]uint64{"--block-size=1": s.Usage().Bytes, "--inodes": s.Usage().Inodes} {
-			out, err := exec.Command("du", "-s", flag, s.opt.Root).Output()
+			out, err := exec.Command("du", "-s", flag, s.root).Output()
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -163,8 +163,8 @@ func TestKeepLayerBlobs(t *testing.T) {
 	s := open(t, t.TempDir(), func(o *Options) { o.KeepLayerBlobs = true }, reg)
 	id := mustPull(t, s, reg.ref("a:1"))
 	kept := func() bool {
-		return slices.ContainsFunc(ls(t, filepath.Join(s.opt.Root, "blobs/sha256")), func(n string) bool {
-			data, _ := os.ReadFile(filepath.Join(s.opt.Root, "blobs/sha256", n))
+		return slices.ContainsFunc(ls(t, filepath.Join(s.root, "blobs/sha256")), func(n string) bool {
+			data, _ := os.ReadFile(filepath.Join(s.root, "blobs/sha256", n))
 			return bytes.Equal(data, l.data)
 		})
 	}
@@ -186,7 +186,7 @@ func TestResolve(t *testing.T) {
 	reg := newRegistry(t)
 	s := open(t, t.TempDir(), nil, reg)
 	path, ids := ociArchive(t, plainLayer, "busybox:latest", "docker.io/other/tool:2")
-	if _, err := s.Import(t.Context(), path); err != nil {
+	if _, err := s.Import(t.Context(), ImportRequest{File: path}); err != nil {
 		t.Fatal(err)
 	}
 	for ref, id := range map[string]string{

@@ -1,28 +1,15 @@
 package runtime
 
-import (
-	"context"
-	"fmt"
-	"path/filepath"
-
-	"berth/runtime/admin"
-)
+import "berth/runtime/admin"
 
 // adminService is what the operator can ask for (see package admin): one line
 // for each verb.
 var adminService = admin.Service(
+	admin.Serve(admin.ListImages, (*Service).listImages),
+	admin.Serve(admin.InspectImage, (*Service).inspectImage),
+	admin.Serve(admin.RemoveImage, (*Service).removeImage),
+	admin.Serve(admin.PinImage, (*Service).pinImage),
 	admin.Serve(admin.ImportImage, (*Service).importImage),
+	admin.Serve(admin.ExportImage, (*Service).exportImage),
 	admin.Serve(admin.Pulls, (*Service).pulls),
 )
-
-// importImage reads a docker or OCI archive that lies on the node.
-func (s *Service) importImage(ctx context.Context, req *admin.ImportRequest) (*admin.ImportReply, error) {
-	if !filepath.IsAbs(req.Path) {
-		return nil, fmt.Errorf("%w: path %q is not absolute", errInvalid, req.Path)
-	}
-	names, err := s.Images.Import(ctx, req.Path)
-	if err != nil {
-		return nil, err
-	}
-	return &admin.ImportReply{Images: names}, nil
-}

@@ -36,7 +36,7 @@ const cgroupParentField = "config.linux.cgroup_parent"
 // whether berth makes and removes it. It refuses what the cgroup driver cannot
 // mean: a pod of the other driver would be outside of the kubelet's accounting.
 func (s *Service) cgroupParent(sandboxID, parent string) (dir string, made bool, err error) {
-	if s.Config.Runtime.CgroupDriver == config.Systemd {
+	if s.Config().Runtime.CgroupDriver == config.Systemd {
 		dir, err := sliceParent(parent)
 		return dir, false, err
 	}

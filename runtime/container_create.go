@@ -196,7 +196,7 @@ func (s *Service) createRequest(sb *sandbox.Sandbox, c *sandbox.Container, uid, 
 	config := c.Config.Message
 	return oci.CreateRequest{ID: c.ID, Bundle: s.bundleDir(c.ID), SystemdCgroup: bySystemd(sb), IO: oci.IO{
 		LogPath: c.LogPath, Terminal: config.GetTty(), Stdin: config.GetStdin(), StdinOnce: config.GetStdinOnce(),
-		MaxLine: s.Config.Runtime.MaxLogLine, UID: podIDs(sb).HostUID(uid), GID: podIDs(sb).HostGID(gid),
+		MaxLine: s.Config().Runtime.MaxLogLine, UID: podIDs(sb).HostUID(uid), GID: podIDs(sb).HostGID(gid),
 	}}
 }
 
@@ -263,7 +263,7 @@ func (s *Service) mountRootfs(sb *sandbox.Sandbox, c *sandbox.Container, img *im
 // volumes are where the images of the container's image mounts are.
 func (s *Service) specInput(sb *sandbox.Sandbox, c *sandbox.Container, img *image.Record, volumes map[int]string) (spec.ContainerInput, error) {
 	in := spec.ContainerInput{
-		ID: c.ID, SandboxID: sb.ID, Config: c.Config.Message, Sandbox: sb.Config.Message, Image: &img.Config, Host: s.Host,
+		ID: c.ID, SandboxID: sb.ID, Config: c.Config.Message, Sandbox: sb.Config.Message, Image: &img.Config, Host: s.host(),
 		CgroupsPath: cgroupsPath(sb, c.ID),
 		Rootfs:      s.rootfsDir(c.ID),
 		Files: spec.Files{
@@ -284,8 +284,8 @@ func (s *Service) specInput(sb *sandbox.Sandbox, c *sandbox.Container, img *imag
 		return in, err
 	}
 	in.Resolved, err = resolve.Resolve(resolve.Request{
-		Config: c.Config.Message, Sandbox: sb.Config.Message, Image: &img.Config, Rootfs: in.Rootfs, Host: s.Host,
-		ImageRoots: volumes, StrictSources: s.Config.Runtime.MissingHostPath == config.Refuse,
+		Config: c.Config.Message, Sandbox: sb.Config.Message, Image: &img.Config, Rootfs: in.Rootfs, Host: s.host(),
+		ImageRoots: volumes, StrictSources: s.Config().Runtime.MissingHostPath == config.Refuse,
 	})
 	if err != nil {
 		return in, err

@@ -38,7 +38,7 @@ func (s *Service) readFeatures(ctx context.Context) {
 		s.abilities[name] = a
 		has := &cri.RuntimeHandlerFeatures{RecursiveReadOnlyMounts: a.recursiveReadOnly == nil, UserNamespaces: a.userVolumes == nil}
 		s.handlers = append(s.handlers, &cri.RuntimeHandler{Name: name, Features: has})
-		if name == s.Config.Runtime.DefaultHandler {
+		if name == s.Config().Runtime.DefaultHandler {
 			s.handlers = append(s.handlers, &cri.RuntimeHandler{Name: "", Features: has})
 		}
 	}
@@ -57,12 +57,12 @@ func (s *Service) kernelAbilities() abilities {
 		return a
 	}
 	defer userNS.Close()
-	if err := searchable(s.Config.State); err != nil {
+	if err := searchable(s.Config().State); err != nil {
 		a.userNamespaces, a.userVolumes = err, err
 		return a
 	}
 	// Layers may lie on a disk of their own.
-	if err := rootfs.CheckIDMap(filepath.Join(s.Config.Root, "images"), userNS); err != nil {
+	if err := rootfs.CheckIDMap(filepath.Join(s.Config().Root, "images"), userNS); err != nil {
 		a.userNamespaces, a.userVolumes = err, err
 		return a
 	}

@@ -73,7 +73,7 @@ func lacking() *Service {
 	no := errors.New("because it is old")
 	s := &Service{abilities: map[string]abilities{"old": {no, no, no, no}}}
 	s.Handlers = map[string]oci.Runtime{"old": nil}
-	s.Config.Runtime = config.Runtime{DefaultHandler: "old"}
+	s.Parts.Config.Runtime = config.Runtime{DefaultHandler: "old"}
 	return s
 }
 

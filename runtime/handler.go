@@ -16,7 +16,7 @@ import (
 func (s *Service) handlerName(requested string) (string, error) {
 	name := requested
 	if name == "" {
-		name = s.Config.Runtime.DefaultHandler
+		name = s.Config().Runtime.DefaultHandler
 	}
 	if _, ok := s.Handlers[name]; !ok {
 		return "", fmt.Errorf("%w: runtime_handler %q is not configured", errInvalid, requested)
@@ -28,7 +28,7 @@ func (s *Service) handlerName(requested string) (string, error) {
 // force when it was made.
 func (s *Service) runtime(handler string) (oci.Runtime, error) {
 	if handler == "" { // a record of a berth that had no name for the default
-		handler = s.Config.Runtime.DefaultHandler
+		handler = s.Config().Runtime.DefaultHandler
 	}
 	if rt, ok := s.Handlers[handler]; ok {
 		return rt, nil
@@ -56,11 +56,11 @@ func (s *Service) allRuntimes() map[string]oci.Runtime {
 
 // specOptions are what the configuration says of a pod's containers.
 func (s *Service) specOptions(sb *sandbox.Sandbox) spec.Options {
-	h := s.Config.Runtime.Handlers[sb.Runtime]
+	h := s.Config().Runtime.Handlers[sb.Runtime]
 	profile, problem := s.appArmorDefault()
 	return spec.Options{
 		AppArmorDefault: profile, AppArmorProblem: problem,
-		Capabilities:                 s.Config.Runtime.DefaultCapabilities,
+		Capabilities:                 s.Config().Runtime.DefaultCapabilities,
 		PrivilegedWithoutHostDevices: h.PrivilegedWithoutHostDevices,
 		PrivilegedAllDevicesAllowed:  h.PrivilegedAllDevicesAllowed,
 		CgroupWritable:               h.CgroupWritable,

@@ -22,7 +22,7 @@ func (s *Service) Version(context.Context, *cri.VersionRequest) (*cri.VersionRes
 // RuntimeConfig tells the cgroup driver; static for the daemon's life.
 func (s *Service) RuntimeConfig(context.Context, *cri.RuntimeConfigRequest) (*cri.RuntimeConfigResponse, error) {
 	driver := cri.CgroupDriver_CGROUPFS
-	if s.Config.Runtime.CgroupDriver == config.Systemd {
+	if s.Config().Runtime.CgroupDriver == config.Systemd {
 		driver = cri.CgroupDriver_SYSTEMD
 	}
 	return &cri.RuntimeConfigResponse{Linux: &cri.LinuxRuntimeConfiguration{CgroupDriver: driver}}, nil
@@ -64,7 +64,7 @@ func (s *Service) statusInfo() map[string]string {
 		Root     string `json:"rootDir"`
 		State    string `json:"stateDir"`
 		Settings any    `json:"settings"`
-	}{s.Config.Root, s.Config.State, s.Config})
+	}{s.Config().Root, s.Config().State, s.Config()})
 	put("golang", goruntime.Version())
 	put("goroutines", goruntime.NumGoroutine())
 	put("streaming", struct {

@@ -85,7 +85,7 @@ func (s *Service) relabelMounts(in spec.ContainerInput) error {
 			continue
 		}
 		field := fmt.Sprintf("mounts[%d].host_path", i)
-		if err := s.SELinux.Relabel(field, in.Resolved.MountSources[i], in.Labels, s.Config.Root, s.Config.State); err != nil {
+		if err := s.SELinux.Relabel(field, in.Resolved.MountSources[i], in.Labels, s.Config().Root, s.Config().State); err != nil {
 			return err
 		}
 	}

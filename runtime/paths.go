@@ -6,11 +6,11 @@ import "path/filepath"
 // does not.
 
 func (s *Service) namespaceDir(sandboxID string) string {
-	return filepath.Join(s.Config.State, "namespaces", sandboxID)
+	return filepath.Join(s.Config().State, "namespaces", sandboxID)
 }
 
 func (s *Service) shmPath(sandboxID string) string {
-	return filepath.Join(s.Config.State, "sandboxes", sandboxID, "shm")
+	return filepath.Join(s.Config().State, "sandboxes", sandboxID, "shm")
 }
 
 func (s *Service) podFile(sandboxID, name string) string {
@@ -19,7 +19,7 @@ func (s *Service) podFile(sandboxID, name string) string {
 
 // bundleDir is the bundle of a container, or of a sandbox's pause container.
 func (s *Service) bundleDir(id string) string {
-	return filepath.Join(s.Config.State, "containers", id)
+	return filepath.Join(s.Config().State, "containers", id)
 }
 
 func (s *Service) rootfsDir(containerID string) string {

@@ -28,7 +28,7 @@ const pluginUpdateLimit = 10 * time.Second
 
 // newPlugins prepares NRI where the configuration has it on; nil where not.
 func (s *Service) newPlugins() (*nri.Plugins, error) {
-	c := s.Config.NRI
+	c := s.Config().NRI
 	if !WantsPlugins(c) {
 		return nil, nil
 	}
@@ -44,7 +44,7 @@ func (s *Service) newPlugins() (*nri.Plugins, error) {
 // that another process listens on is refused.
 func (s *Service) StartPlugins() error {
 	if s.plugins == nil {
-		s.Log.WithFields(logrus.Fields{"enable": s.Config.NRI.Enable, "socket": s.Config.NRI.SocketPath}).Info("NRI is off")
+		s.Log.WithFields(logrus.Fields{"enable": s.Config().NRI.Enable, "socket": s.Config().NRI.SocketPath}).Info("NRI is off")
 		return nil
 	}
 	err := s.plugins.Start()
@@ -214,7 +214,7 @@ func (n pluginNode) UpdateContainer(ctx context.Context, u nri.Update) error {
 	if err != nil {
 		return err
 	}
-	limited, cancel := context.WithTimeout(ctx, time.Duration(n.s.Config.NRI.RequestTimeout))
+	limited, cancel := context.WithTimeout(ctx, time.Duration(n.s.Config().NRI.RequestTimeout))
 	defer cancel()
 	open, err := n.s.locks.Lock(limited, c.ID)
 	if err != nil {

@@ -43,7 +43,7 @@ func (s *Service) listPodSandboxMetrics(ctx context.Context) ([]*cri.PodSandboxM
 	if err != nil {
 		return nil, fmt.Errorf("measure pod sandboxes: %w", err)
 	}
-	disk, err := stats.ReadFilesystem(filepath.Join(s.Config.Root, "containers"))
+	disk, err := stats.ReadFilesystem(filepath.Join(s.Config().Root, "containers"))
 	if err != nil {
 		return nil, err
 	}

@@ -17,6 +17,8 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"berth/image"
 )
 
 type entry struct{ name, link, body string }
@@ -57,7 +59,7 @@ func (n *node) importImage(name string) string {
 	path := filepath.Join(n.dir, name+".tar")
 	must(n.t, os.WriteFile(path, tarOf(n.t, entry{name: "config.json", body: string(config)}, entry{name: "layer.tar", body: string(layer)},
 		entry{name: "manifest.json", body: string(manifest)}), 0o600))
-	names, err := n.Images.Import(n.t.Context(), path)
+	names, err := n.Images.Import(n.t.Context(), image.ImportRequest{File: path})
 	must(n.t, err)
 	return names[0]
 }

@@ -160,7 +160,7 @@ func (s *Service) removeHalfMade(ctx context.Context) {
 // collectNetwork lets plugins remove what is left of pods that no record names,
 // where the operator wants it.
 func (s *Service) collectNetwork(ctx context.Context) {
-	if !s.Config.CNI.GCAtStart {
+	if !s.Config().CNI.GCAtStart {
 		return
 	}
 	var keep []string
@@ -223,7 +223,7 @@ func (s *Service) bundleKnown(id string) bool {
 }
 
 func (s *Service) sweepDir(kind string, known func(string) bool, remove func(string) error) error {
-	dir := filepath.Join(s.Config.State, kind)
+	dir := filepath.Join(s.Config().State, kind)
 	entries, err := os.ReadDir(dir)
 	if errors.Is(err, os.ErrNotExist) {
 		return nil

@@ -123,7 +123,7 @@ func (s *Service) bringUp(ctx context.Context, op *operation.Operation, sb *sand
 	}
 	if sb.Namespaces().GetIpc() != cri.NamespaceMode_NODE {
 		op.Step("mount shm")
-		shm := namespaces.Shm{Size: s.Config.Runtime.ShmSize, UID: podIDs(sb).HostUID(0), GID: podIDs(sb).HostGID(0), Context: podLabels(sb).Mount}
+		shm := namespaces.Shm{Size: s.Config().Runtime.ShmSize, UID: podIDs(sb).HostUID(0), GID: podIDs(sb).HostGID(0), Context: podLabels(sb).Mount}
 		if err := namespaces.MountShm(s.shmPath(sb.ID), shm); err != nil {
 			return err
 		}
@@ -198,7 +198,7 @@ func (s *Service) namespaceSpec(sb *sandbox.Sandbox) namespaces.Spec {
 	}
 	if !hostNetwork {
 		out.Hostname = hostnameOf(sb)
-		out.DefaultSysctls = s.Config.Runtime.UnprivilegedPorts
+		out.DefaultSysctls = s.Config().Runtime.UnprivilegedPorts
 	}
 	return out
 }
@@ -277,7 +277,7 @@ func (s *Service) startPause(ctx context.Context, sb *sandbox.Sandbox) error {
 	}
 	sp, err := spec.Pause(spec.PauseInput{
 		Options: s.specOptions(sb), Labels: pauseLabels(sb),
-		ID: sb.ID, Sandbox: sb.Config.Message, Host: s.Host, Rootfs: s.PauseDir, SeccompProfile: profile,
+		ID: sb.ID, Sandbox: sb.Config.Message, Host: s.host(), Rootfs: s.PauseDir, SeccompProfile: profile,
 		Namespaces: s.joinedNamespaces(sb), CgroupsPath: cgroupsPath(sb, sb.ID),
 	})
 	if err != nil {

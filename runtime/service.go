@@ -39,7 +39,7 @@ const operationLimit = 4 * time.Minute
 
 // Parts are the leaves that a Service puts together; main makes and closes them.
 type Parts struct {
-	Config  config.Config
+	Config  config.Config // at the start; see Service.Config
 	Version string
 	Log     *logrus.Entry
 	Records *sandbox.Store
@@ -63,6 +63,8 @@ type Parts struct {
 type Service struct {
 	cri.UnimplementedRuntimeServiceServer
 	Parts
+
+	reconfigured atomic.Pointer[config.Config] // nil: Parts.Config is in force
 
 	bootID     string
 	operations *operation.Group

@@ -75,6 +75,8 @@ var codeOf = []struct {
 	{oci.ErrNotRunning, codes.FailedPrecondition},
 	{sandbox.ErrNameInUse, codes.AlreadyExists},
 	{oci.ErrExists, codes.AlreadyExists},
+	{image.ErrFileExists, codes.AlreadyExists},
+	{image.ErrPinnedByConfig, codes.FailedPrecondition},
 	{image.ErrUnauthorized, codes.Unauthenticated},
 	{image.ErrInvalidImage, codes.InvalidArgument},
 	{image.ErrRegistryConfig, codes.FailedPrecondition},

@@ -174,7 +174,7 @@ func TestCgroupDrivers(t *testing.T) {
 		{"systemd", "-.slice", "", "", "", false},
 	} {
 		s := &Service{}
-		s.Config.Runtime.CgroupDriver = c.driver
+		s.Parts.Config.Runtime.CgroupDriver = c.driver
 		dir, made, err := s.cgroupParent("pod", c.parent)
 		if dir != c.dir || made != c.made || (err == nil) != (c.dir != "") || err != nil && !errors.Is(err, errInvalid) {
 			t.Errorf("%s, %q: %q, %v, %v; want %q, %v", c.driver, c.parent, dir, made, err, c.dir, c.made)

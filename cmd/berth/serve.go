@@ -39,11 +39,14 @@ func serveCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use: "serve", Short: "Run the CRI daemon", Args: cobra.NoArgs,
 		RunE: func(*cobra.Command, []string) error {
+			// From the first moment on: what nobody waits for ends a process.
+			hangups := make(chan os.Signal, 1)
+			signal.Notify(hangups, syscall.SIGHUP)
 			f, err := load(file)
 			if err != nil {
 				return err
 			}
-			return serve(f.Config)
+			return serve(file, f.Config, hangups)
 		},
 	}
 	c.Flags().StringVar(&file, "config", "", "TOML configuration file; none: the defaults (see berth config default)")
@@ -51,12 +54,8 @@ func serveCommand() *cobra.Command {
 }
 
 // serve runs the daemon until SIGTERM or SIGINT. Containers outlive it.
-func serve(cfg config.Config) error {
-	level, err := logrus.ParseLevel(cfg.LogLevel)
-	if err != nil {
-		return err
-	}
-	logrus.SetLevel(level)
+func serve(file string, cfg config.Config, hangups <-chan os.Signal) error {
+	setLevel(cfg.LogLevel)
 	log := logrus.NewEntry(logrus.StandardLogger())
 	if err := quietKlog(log); err != nil {
 		return err
@@ -78,7 +77,15 @@ func serve(cfg config.Config) error {
 	}
 	defer d.close()
 	d.notify = notify
+	go (&reloader{file: file, running: cfg, daemon: d, log: log}).follow(ctx, hangups)
 	return d.run(ctx, cfg, log)
+}
+
+// setLevel is for a level that the configuration's check has passed.
+func setLevel(name string) {
+	if level, err := logrus.ParseLevel(name); err == nil {
+		logrus.SetLevel(level)
+	}
 }
 
 // prepare makes the daemon's directories and takes its lock on them.
@@ -109,9 +116,11 @@ func prepare(cfg config.Config) (unlock func(), err error) {
 
 // parts of a daemon that must be closed, last first.
 type assembled struct {
-	service *runtime.Service
-	closers []func()
-	notify  func(state string) error // tells systemd
+	service     *runtime.Service
+	images      *image.Store
+	certificate *certificate // of the streaming server; nil: no TLS
+	closers     []func()
+	notify      func(state string) error // tells systemd
 }
 
 func (d *assembled) close() {
@@ -141,6 +150,7 @@ func assemble(ctx context.Context, cfg config.Config, log *logrus.Entry) (*assem
 	if parts.Images, err = image.Open(ctx, imageOptions(cfg)); err != nil {
 		return nil, err
 	}
+	d.images = parts.Images
 	d.closers = append(d.closers, func() { logError(log, parts.Images.Close()) })
 	if err := d.networks(cfg, log, &parts); err != nil {
 		return nil, err
@@ -168,8 +178,7 @@ func assemble(ctx context.Context, cfg config.Config, log *logrus.Entry) (*assem
 			return nil, err
 		}
 	}
-	parts.Host.Rlimits = resolve.Nofile(cfg.Runtime.NofileSoft, cfg.Runtime.NofileHard)
-	if parts.Streams, err = listenStreams(cfg.Streaming); err != nil {
+	if parts.Streams, d.certificate, err = listenStreams(cfg.Streaming); err != nil {
 		return nil, err
 	}
 	d.closers = append(d.closers, parts.Streams.Close)

@@ -7,6 +7,7 @@ import (
 	"net"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/sirupsen/logrus"
@@ -16,22 +17,45 @@ import (
 	"berth/runtime/streaming"
 )
 
-// listenStreams starts the server of exec, attach and port-forward.
-func listenStreams(c config.Streaming) (*streaming.Server, error) {
+// certificate is a key pair that is read again when its files have changed.
+type certificate struct {
+	cert, key string
+	pair      atomic.Pointer[tls.Certificate]
+}
+
+// reload reads the files; an error leaves the pair that was read before.
+func (c *certificate) reload() error {
+	if c == nil {
+		return nil
+	}
+	pair, err := tls.LoadX509KeyPair(c.cert, c.key)
+	if err != nil {
+		return fmt.Errorf("keys \"streaming.tls_cert\" and \"streaming.tls_key\": %w", err)
+	}
+	c.pair.Store(&pair)
+	return nil
+}
+
+func (c *certificate) get(*tls.ClientHelloInfo) (*tls.Certificate, error) { return c.pair.Load(), nil }
+
+// listenStreams starts the server of exec, attach and port-forward; it serves the
+// certificate that it returns, if it serves one.
+func listenStreams(c config.Streaming) (*streaming.Server, *certificate, error) {
 	o := streaming.Options{Address: net.JoinHostPort(c.Address, strconv.Itoa(c.Port)),
 		Lifetime: time.Duration(c.URLLifetime), Idle: time.Duration(c.IdleTimeout)}
+	var cert *certificate
 	if c.TLSCert != "" {
-		pair, err := tls.LoadX509KeyPair(c.TLSCert, c.TLSKey)
-		if err != nil {
-			return nil, fmt.Errorf("keys \"streaming.tls_cert\" and \"streaming.tls_key\": %w", err)
+		cert = &certificate{cert: c.TLSCert, key: c.TLSKey}
+		if err := cert.reload(); err != nil {
+			return nil, nil, err
 		}
-		o.TLS = &tls.Config{Certificates: []tls.Certificate{pair}, MinVersion: tls.VersionTLS12}
+		o.TLS = &tls.Config{GetCertificate: cert.get, MinVersion: tls.VersionTLS12}
 	}
 	s, err := streaming.New(o)
 	if err != nil {
-		return nil, fmt.Errorf("keys \"streaming.address\" and \"streaming.port\": %w", err)
+		return nil, nil, fmt.Errorf("keys \"streaming.address\" and \"streaming.port\": %w", err)
 	}
-	return s, nil
+	return s, cert, nil
 }
 
 // debugLog takes what libraries say through klog, which is of single clients.

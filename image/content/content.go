@@ -109,6 +109,16 @@ func (s *Store) Get(d digest.Digest) ([]byte, error) {
 	return data, nil
 }
 
+// Has says whether a blob is there; its bytes are not looked at.
+func (s *Store) Has(d digest.Digest) bool {
+	path, err := s.Path(d)
+	if err != nil {
+		return false
+	}
+	_, err = os.Lstat(path)
+	return err == nil
+}
+
 // Remove deletes a blob; an absent one is success.
 func (s *Store) Remove(d digest.Digest) error {
 	path, err := s.Path(d)

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -17,12 +18,22 @@ import (
 // has none. It blocks on w and on the disk; a done ctx ends it at the next entry.
 // What changes root meanwhile makes the result undefined.
 func Pack(ctx context.Context, w io.Writer, root string) error {
+	return pack(root, packer{ctx: ctx, tar: tar.NewWriter(w)})
+}
+
+// PackLayer is Pack for what Unpack has made: equal layers give equal streams.
+// opaque is its Result.Opaque, which the directory does not tell.
+func PackLayer(ctx context.Context, w io.Writer, root string, opaque bool) error {
+	return pack(root, packer{ctx: ctx, tar: tar.NewWriter(w), layer: true, opaque: opaque})
+}
+
+func pack(root string, p packer) error {
 	fd, err := openRoot(root)
 	if err != nil {
 		return err
 	}
 	defer unix.Close(fd)
-	p := packer{ctx: ctx, tar: tar.NewWriter(w), seen: map[inode]string{}}
+	p.seen = map[inode]string{}
 	if err := p.directory(fd, ""); err != nil {
 		return fmt.Errorf("pack %s: %w", root, err)
 	}
@@ -33,6 +44,9 @@ type packer struct {
 	ctx  context.Context
 	tar  *tar.Writer
 	seen map[inode]string // files with several names: where the first one is
+	// layer sorts names, of which a layer has no more than fit into memory.
+	layer  bool
+	opaque bool // the root is, whatever its attributes say
 }
 
 // directory writes an open directory and what is in it.
@@ -51,12 +65,26 @@ func (p *packer) directory(fd int, where string) error {
 	if err := p.tar.WriteHeader(h); err != nil {
 		return err
 	}
-	if opaque {
+	if opaque || p.opaque && where == "" {
 		if err := p.tar.WriteHeader(&tar.Header{Name: join(where, opaqueMarker), Typeflag: tar.TypeReg, Format: tar.FormatPAX}); err != nil {
 			return err
 		}
 	}
-	return eachName(fd, func(name string) error { return p.child(fd, name, where) })
+	child := func(name string) error { return p.child(fd, name, where) }
+	if !p.layer {
+		return eachName(fd, child)
+	}
+	list, err := names(fd)
+	if err != nil {
+		return failed("list", where, err)
+	}
+	slices.Sort(list)
+	for _, name := range list {
+		if err := child(name); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 func (p *packer) child(dir int, name, above string) error {

@@ -30,15 +30,24 @@ import (
 
 // Devices looks devices up in the CDI files of some directories.
 type Devices struct {
-	dirs []string
 	// mu keeps the errors that a container is told those of its own look.
 	mu    sync.Mutex
+	dirs  []string   // guarded by mu
 	cache *lib.Cache // made at the first look; guarded by mu
 }
 
 // Open is a look-up in dirs, which need not exist. Nothing is read before a
 // container wants a device, nothing is watched and nothing must be closed.
 func Open(dirs []string) *Devices { return &Devices{dirs: dirs} }
+
+// Use looks in other directories from now on.
+func (d *Devices) Use(dirs []string) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if !slices.Equal(dirs, d.dirs) {
+		d.dirs, d.cache = dirs, nil
+	}
+}
 
 // look reads the CDI files anew. The library would also follow the directories
 // itself; a look at each request for a device costs little and misses no change.

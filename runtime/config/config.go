@@ -72,9 +72,9 @@ type Image struct {
 	AuthFile               string   `toml:"auth_file" live:"yes" comment:"containers-auth.json(5), used when a pull brings no credentials. Empty: none."`
 	MaxConcurrentDownloads int      `toml:"max_concurrent_downloads" live:"yes" comment:"Layers fetched at once, per pull (1 to 64)."`
 	IdleTimeout            Duration `toml:"idle_timeout" live:"yes" comment:"A layer that brings no byte for this long fails the pull."`
-	MinRate                int64    `toml:"min_rate" comment:"Bytes a second that a layer must bring on the average of min_rate_window, counting only the time that is spent waiting for them; less fails the pull. 0: no such rule."`
-	MinRateWindow          Duration `toml:"min_rate_window" comment:"Over how much waiting min_rate is taken."`
-	MaxConcurrentUnpacks   int      `toml:"max_concurrent_unpacks" comment:"Layers fetched and unpacked at once by all pulls and imports together (1 to 256). It bounds memory (2 MiB each, of zstd layers as much as they were compressed with: mostly 8 MiB) and connections."`
+	MinRate                int64    `toml:"min_rate" live:"yes" comment:"Bytes a second that a layer must bring on the average of min_rate_window, counting only the time that is spent waiting for them; less fails the pull. 0: no such rule."`
+	MinRateWindow          Duration `toml:"min_rate_window" live:"yes" comment:"Over how much waiting min_rate is taken."`
+	MaxConcurrentUnpacks   int      `toml:"max_concurrent_unpacks" live:"yes" comment:"Layers fetched and unpacked at once by all pulls and imports together (1 to 256). It bounds memory (2 MiB each, of zstd layers as much as they were compressed with: mostly 8 MiB) and connections."`
 	Pinned                 []string `toml:"pinned" live:"yes" comment:"Images that kubelet's garbage collection leaves alone: a reference, the beginning of one and a *, or a part of one between two *."`
 	KeepLayerBlobs         bool     `toml:"keep_layer_blobs" live:"yes" comment:"Also keep layers as they were fetched, compressed."`
 }

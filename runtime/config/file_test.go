@@ -144,3 +144,27 @@ func TestReload(t *testing.T) {
 		t.Errorf("a handler taken out: %v, %v, %v", gone.Runtime.Handlers, changes, err)
 	}
 }
+
+// The operator's page lists the live keys, and no other.
+func TestLiveKeysAreDocumented(t *testing.T) {
+	page, err := os.ReadFile("../../docs/operating.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, text, _ := strings.Cut(string(page), "| table | live keys |")
+	text, _, _ = strings.Cut(text, "\n\n")
+	listed := map[string]bool{}
+	for line := range strings.Lines(text) {
+		if cells := strings.Split(line, "|"); len(cells) == 4 {
+			for _, key := range strings.Split(cells[2], ",") {
+				listed[strings.TrimPrefix(strings.Trim(cells[1], " `")+"."+strings.Trim(key, " `"), ".")] = true
+			}
+		}
+	}
+	for _, l := range leaves(nil, reflect.ValueOf(Default())) {
+		table, _, _ := strings.Cut(l.key, ".")
+		if said := listed[l.key] || listed[table+".all"]; said != l.live {
+			t.Errorf("key %s: live %v, the page says %v", l.key, l.live, said)
+		}
+	}
+}
