@@ -160,6 +160,9 @@ func (r *run) record(numbers []int) error {
 	img, known := s.images[r.id].clone(), s.images[r.id] != nil
 	if !known {
 		img = &saved{Layers: numbers}
+		if a := r.blobs.artifact; a != nil {
+			img.Artifact, img.Config = a.kind, r.blobs.config.Digest
+		}
 	}
 	img.Removed, img.Pinned = false, img.Pinned || r.job.pin
 	if err := r.storeBlobs(img); err != nil {

@@ -159,7 +159,7 @@ func (d *destination) unpack(ctx context.Context, stream io.Reader, blob digest.
 	if err != nil {
 		return nil, d.failed(err)
 	}
-	got, result, err := d.unpackStream(ctx, from, diff)
+	got, result, err := d.fill(ctx, from, diff, blob)
 	if err != nil {
 		return nil, d.failed(fmt.Errorf("unpack layer %s: %w", blob, contentError(err)))
 	}
@@ -176,6 +176,16 @@ func (d *destination) unpack(ctx context.Context, stream io.Reader, blob digest.
 		return nil, d.failed(err)
 	}
 	return e, nil
+}
+
+// fill puts a blob into its layer's directory: an artifact's as a file.
+func (d *destination) fill(ctx context.Context, in io.Reader, diff string, blob digest.Digest) (digest.Digest, *layer.Result, error) {
+	a := d.run.blobs.artifact
+	if a == nil {
+		return d.unpackStream(ctx, in, diff)
+	}
+	usage, err := a.place(ctx, in, diff, blob)
+	return a.diffID(blob), &layer.Result{Usage: usage}, err
 }
 
 // unpackStream reads the stream to its end: only there its digest is checked.

@@ -7,6 +7,8 @@
 //
 // Terms:
 //   - image id: the digest of the config, "sha256:…", everywhere.
+//   - artifact: an image in all but its blobs, which are files to be mounted, and
+//     its id, which is its manifest's digest.
 //   - layer: an unpacked filesystem change, known by its diffID, the digest of
 //     the uncompressed tar. It is fetched once and stored once.
 //   - variant: a layer that had to take something over from the layers below

@@ -221,25 +221,17 @@ func (d document) offers() string {
 
 // blobs are what an image manifest refers to.
 type blobs struct {
-	config ispec.Descriptor
-	layers []ispec.Descriptor
+	config   ispec.Descriptor
+	layers   []ispec.Descriptor
+	artifact *artifact // nil: the layers are a container image's
 }
 
-// parse reads an image manifest and refuses what is no container image, by
-// the name of the type that is not known.
+// parse reads an image manifest and refuses what is neither a container image
+// nor an artifact, by the name of the type that is not known.
 func (d document) parse() (blobs, error) {
 	var m ispec.Manifest // a superset of docker's schema 2 in all that matters here
 	if err := json.Unmarshal(d.data, &m); err != nil {
 		return blobs{}, fmt.Errorf("%w: manifest: %v", ErrInvalidImage, err)
-	}
-	switch m.Config.MediaType {
-	case ispec.MediaTypeImageConfig, manifest.DockerV2Schema2ConfigMediaType:
-	default:
-		kind := m.Config.MediaType
-		if m.ArtifactType != "" {
-			kind = m.ArtifactType
-		}
-		return blobs{}, fmt.Errorf("%w: not a container image but an artifact of type %q", ErrInvalidImage, kind)
 	}
 	if len(m.Layers) > maxUses {
 		return blobs{}, fmt.Errorf("%w: manifest of %d layers, at most %d are allowed", ErrInvalidImage, len(m.Layers), maxUses)
@@ -254,11 +246,17 @@ func (d document) parse() (blobs, error) {
 		if l.Size < 0 {
 			return blobs{}, fmt.Errorf("%w: manifest: blob %s has the size %d", ErrInvalidImage, l.Digest, l.Size)
 		}
-		if i > 0 && !isLayerType(l.MediaType) {
-			return blobs{}, fmt.Errorf("%w: layer %d has the unknown type %q", ErrInvalidImage, i, l.MediaType)
+	}
+	artifact, err := artifactOf(m, d.mediaType)
+	if err != nil {
+		return blobs{}, err
+	}
+	for i, l := range m.Layers {
+		if artifact == nil && !isLayerType(l.MediaType) {
+			return blobs{}, fmt.Errorf("%w: layer %d has the unknown type %q", ErrInvalidImage, i+1, l.MediaType)
 		}
 	}
-	return blobs{config: m.Config, layers: m.Layers}, nil
+	return blobs{config: m.Config, layers: m.Layers, artifact: artifact}, nil
 }
 
 func checkDigest(d digest.Digest) error {

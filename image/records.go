@@ -21,7 +21,7 @@ import (
 // Record is what is known of one image. It is never changed once it is given
 // out; a change of the image makes another.
 type Record struct {
-	ID          string   // "sha256:" and the config's digest
+	ID          string   // "sha256:" and the config's digest; an artifact's is that of its manifest
 	RepoTags    []string // full names with tag, sorted
 	RepoDigests []string // repo@digest: as asked for first, then as found
 	// Size is what the image takes on disk, in bytes: its layers unpacked
@@ -35,6 +35,9 @@ type Record struct {
 	Pinned      bool
 	Layers      []string // diff directories, absolute, bottom first, as to be mounted
 	PulledAt    time.Time
+	// Artifact is the type of what is no container image but files, to be mounted
+	// only; it has no Config to speak of.
+	Artifact string
 
 	saved *saved // read only
 }
@@ -43,8 +46,11 @@ type Record struct {
 type saved struct {
 	Tags    []string        `json:"tags,omitempty"`
 	Digests []string        `json:"digests,omitempty"`
-	Blobs   []digest.Digest `json:"blobs"`  // manifests; the config is the image's id
+	Blobs   []digest.Digest `json:"blobs"`  // manifests; the config is the image's id, but for an artifact
 	Layers  []int           `json:"layers"` // bottom first, one per diffID of the config
+	// Artifact is an artifact's type, Config its config: many have the same one.
+	Artifact string        `json:"artifact,omitempty"`
+	Config   digest.Digest `json:"config,omitempty"`
 	// LayerBlobs are the layers as they were fetched, when those are kept.
 	LayerBlobs []digest.Digest `json:"layerBlobs,omitempty"`
 	PulledAt   time.Time       `json:"pulledAt"`
@@ -77,9 +83,13 @@ func (s *saved) clone() *saved {
 }
 
 // documents are the small blobs that an image needs beside its config:
-// manifests and signatures.
+// manifests and signatures, of an artifact also that.
 func (s *saved) documents() []digest.Digest {
-	return slices.Concat(s.Blobs, s.proof())
+	all := slices.Concat(s.Blobs, s.proof())
+	if s.Config != "" {
+		all = append(all, s.Config)
+	}
+	return all
 }
 
 // images is the content of refs.json. It is replaced, never changed.

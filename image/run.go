@@ -84,13 +84,18 @@ func (r *run) inspect(ctx context.Context) error {
 		return err
 	}
 	r.id = r.blobs.config.Digest.String()
+	if r.blobs.artifact != nil {
+		r.id = r.leaf().digest.String() // their configs say nothing, and are often the same
+	}
 	if r.job.tagsOf != nil {
 		r.job.tags = slices.Concat(r.job.tags, r.job.tagsOf(r.id))
 	}
 	if r.config, err = r.readConfig(ctx); err != nil {
 		return err
 	}
-	if r.image, err = checkConfig(r.config, len(r.blobs.layers)); err != nil {
+	if r.blobs.artifact != nil {
+		r.image = r.blobs.artifact.config(r.blobs.layers)
+	} else if r.image, err = checkConfig(r.config, len(r.blobs.layers)); err != nil {
 		return err
 	}
 	if err := r.mapBlobs(); err != nil {

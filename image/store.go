@@ -165,7 +165,7 @@ func (s *Store) load(ctx context.Context) (err error) {
 
 // adopt counts an image's layers as used when all its parts are whole.
 func (s *Store) adopt(id string, img *saved) bool {
-	config, err := s.readConfig(id)
+	config, err := s.readConfig(id, img)
 	if err != nil || len(config.RootFS.DiffIDs) != len(img.Layers) {
 		return false
 	}
@@ -185,13 +185,23 @@ func (s *Store) adopt(id string, img *saved) bool {
 	return true
 }
 
-func (s *Store) readConfig(id string) (ispec.Image, error) {
+// readConfig reads an image's config, or makes that of an artifact, whose id is
+// its manifest.
+func (s *Store) readConfig(id string, img *saved) (ispec.Image, error) {
 	var config ispec.Image
 	data, err := s.blobs.Get(digest.Digest(id))
-	if err == nil {
-		err = json.Unmarshal(data, &config)
+	if err != nil {
+		return config, err
 	}
-	return lean(config), err
+	if img.Artifact == "" {
+		err = json.Unmarshal(data, &config)
+		return lean(config), err
+	}
+	b, err := document{data: data, mediaType: ispec.MediaTypeImageManifest}.parse()
+	if err != nil || b.artifact == nil {
+		return config, fmt.Errorf("%s is no artifact: %w", id, err)
+	}
+	return b.artifact.config(b.layers), nil
 }
 
 // lean drops what nobody asks for and what takes the most memory.
@@ -203,8 +213,13 @@ func lean(c ispec.Image) ispec.Image {
 // RawConfig reads an image's config as it came, from the disk. ErrNotFound when
 // there is no such image (any more).
 func (s *Store) RawConfig(id string) (json.RawMessage, error) {
-	data, err := s.blobs.Get(digest.Digest(id))
-	if err != nil && s.view.Load().byID[id] == nil {
+	at := digest.Digest(id)
+	r := s.view.Load().byID[id]
+	if r != nil && r.Artifact != "" {
+		at = r.saved.Config
+	}
+	data, err := s.blobs.Get(at)
+	if err != nil && r == nil {
 		return nil, fmt.Errorf("%w: %s", ErrNotFound, id)
 	}
 	if err != nil {
@@ -283,7 +298,7 @@ func (s *Store) publish() {
 func (s *Store) record(id string, img *saved) *Record {
 	r := &Record{
 		ID: id, RepoTags: slices.Clone(img.Tags), RepoDigests: slices.Clone(img.Digests),
-		Config: s.configs[id], Annotations: img.Annotations, PulledAt: img.PulledAt, saved: img,
+		Config: s.configs[id], Annotations: img.Annotations, PulledAt: img.PulledAt, Artifact: img.Artifact, saved: img,
 	}
 	slices.Sort(r.RepoTags)
 	bottom := 0

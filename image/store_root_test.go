@@ -77,6 +77,9 @@ func TestUsageEqualsDu(t *testing.T) {
 	if r, _ := s.Resolve(id); r.Size < 1<<20 || r.Size > s.Usage().Bytes {
 		t.Errorf("size %d of %d", r.Size, s.Usage().Bytes)
 	}
+	reg.pushArtifact("c", part{"d/x", strings.Repeat("x", 1<<20), ""}, part{"y", strings.Repeat("x", 1<<20), ""}, part{"z", "", ""})
+	mustPull(t, s, reg.ref("c:1"))
+	check(s, "an artifact too")
 	s = reopen(t, s)
 	check(s, "after a restart")
 	if err := s.Remove(t.Context(), id); err != nil {

@@ -46,6 +46,9 @@ func (s *Service) findImages(config *cri.ContainerConfig) (containerImages, erro
 	if found.root, err = s.findImage("config.image", config.GetImage()); err != nil {
 		return found, err
 	}
+	if kind := found.root.Artifact; kind != "" {
+		return found, fmt.Errorf("%w: config.image.image %q is no container image but an artifact of type %q, which can be mounted only", errInvalid, config.GetImage().GetImage(), kind)
+	}
 	for i, m := range config.GetMounts() {
 		if m.GetImage() == nil {
 			continue

@@ -137,8 +137,9 @@ func (i *imageService) info(r *image.Record) (map[string]string, error) {
 		ID       string          `json:"id"`
 		PulledAt time.Time       `json:"pulledAt"`
 		Layers   []string        `json:"layers"`
+		Artifact string          `json:"artifactType,omitempty"`
 		Spec     json.RawMessage `json:"imageSpec"`
-	}{r.ID, r.PulledAt, r.Layers, config})
+	}{r.ID, r.PulledAt, r.Layers, r.Artifact, config})
 	if err != nil {
 		return nil, fmt.Errorf("describe image %s: %w", r.ID, err)
 	}
