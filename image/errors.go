@@ -75,6 +75,20 @@ func (s *Store) describe(op, image string, err error, secrets []string) error {
 	return &Error{Op: op, Image: image, kind: kind, text: registries.Redact(text, secrets)}
 }
 
+// together is the error of several names that were tried for a short one.
+func together(text string, failed []error) error {
+	last := failed[len(failed)-1]
+	var e *Error
+	if len(failed) == 1 || !errors.As(last, &e) {
+		return last
+	}
+	parts := make([]string, len(failed))
+	for i, err := range failed {
+		parts[i] = strings.TrimPrefix(err.Error(), e.Op+" ")
+	}
+	return &Error{Op: e.Op, Image: text, kind: e.kind, text: strings.Join(parts, "; ")}
+}
+
 func classify(err error) error {
 	switch {
 	case errors.Is(err, context.Canceled):

@@ -32,16 +32,42 @@ type PullRequest struct {
 // pull; a caller whose ctx ends leaves it, and when all have left it ends
 // within two seconds. A failed pull leaves nothing behind.
 //
+// A name without a registry is looked for in those that registries.conf says,
+// see registries.LongNames. The next of several is asked when one does not have
+// the image or does not give it away, but not when one is merely out of reach:
+// a name must not mean another image because a registry is down.
+//
 // The error is an *Error, or ctx's; ErrInvalidReference for an id, which no
 // registry knows.
 func (s *Store) Pull(ctx context.Context, r PullRequest) (string, error) {
 	if _, full := asID(r.Reference); full {
 		return "", fmt.Errorf("%w: %q is an image id; pull by name", ErrInvalidReference, r.Reference)
 	}
-	n, err := parseName(r.Reference)
+	names, err := s.wantedNames(r.Reference)
 	if err != nil {
 		return "", err
 	}
+	if r.Credentials != nil && r.Credentials.ServerAddress == "" && registries.IsShort(r.Reference) {
+		c := *r.Credentials
+		c.ServerAddress = hub // what a kubelet takes such a name for when it looks for credentials
+		r.Credentials = &c
+	}
+	var failed []error
+	for _, n := range names {
+		id, err := s.pullName(ctx, n, r)
+		if err == nil {
+			return id, nil
+		}
+		failed = append(failed, err)
+		if !errors.Is(err, ErrNotFound) && !errors.Is(err, ErrUnauthorized) {
+			break
+		}
+	}
+	return "", together(r.Reference, failed)
+}
+
+// pullName joins or starts the pull of one name.
+func (s *Store) pullName(ctx context.Context, n name, r PullRequest) (string, error) {
 	file, err := s.policies().Path(r.Namespace)
 	if err != nil {
 		return "", s.describe("pull image", n.String(), err, nil)

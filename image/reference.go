@@ -7,6 +7,8 @@ import (
 
 	"github.com/opencontainers/go-digest"
 	"go.podman.io/image/v5/docker/reference"
+
+	"berth/image/registries"
 )
 
 // name is a reference in full: registry, repository, and a tag or a digest.
@@ -29,6 +31,43 @@ func parseName(s string) (name, error) {
 		return name{canonical}, nil
 	}
 	return name{reference.TagNameOnly(named)}, nil
+}
+
+// hub is the registry of names that name none.
+const hub = "docker.io"
+
+// wantedNames are what a pull may be about, read from the configuration as it is
+// now: one name, or several for a short one.
+func (s *Store) wantedNames(text string) ([]name, error) {
+	if !registries.IsShort(text) {
+		n, err := parseName(text)
+		return []name{n}, err
+	}
+	if err := s.opt.registries().Reload(); err != nil {
+		return nil, s.describe("pull image", text, err, nil)
+	}
+	list, err := s.longNames(text)
+	if err != nil {
+		return nil, s.describe("pull image", text, err, nil)
+	}
+	return list, nil
+}
+
+// longNames completes a short name by the configuration as it was read last.
+func (s *Store) longNames(text string) ([]name, error) {
+	full, err := s.opt.registries().LongNames(text)
+	if err != nil {
+		return nil, err
+	}
+	var list []name
+	for _, named := range full {
+		n, err := parseName(named.String())
+		if err != nil {
+			return nil, err
+		}
+		list = append(list, n)
+	}
+	return list, nil
 }
 
 func (n name) String() string { return n.named.String() }

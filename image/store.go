@@ -19,6 +19,7 @@ import (
 	"berth/image/content"
 	"berth/image/layer"
 	"berth/image/policy"
+	"berth/image/registries"
 )
 
 // Options configures a Store. The zero value of each means its default.
@@ -118,6 +119,7 @@ func openOn(ctx context.Context, o Options, d *disk) (*Store, error) {
 		return nil, fmt.Errorf("open image store: %w", err)
 	}
 	s.durable = startDurability(s)
+	_ = o.registries().Reload() // so that Resolve need not; a broken file fails pulls, not the node
 	return s, nil
 }
 
@@ -352,7 +354,8 @@ func (s *Store) Usage() Usage {
 }
 
 // Resolve finds an image by id (also in part, when it is the only one), by
-// name:tag or by name@digest. From memory. ErrNotFound, ErrInvalidReference.
+// name:tag or by name@digest; a name without a registry is one of those it would
+// be pulled by. From memory. ErrNotFound, ErrInvalidReference.
 func (s *Store) Resolve(ref string) (*Record, error) {
 	v := s.view.Load()
 	prefix, full := asID(ref)
@@ -364,8 +367,16 @@ func (s *Store) Resolve(ref string) (*Record, error) {
 	}
 	n, err := parseName(ref)
 	if err == nil {
-		if r := v.byName[n.String()]; r != nil {
-			return r, nil
+		names := []name{n}
+		if registries.IsShort(ref) {
+			if long, err := s.longNames(ref); err == nil { // what cannot be pulled may still be here
+				names = append(long, n)
+			}
+		}
+		for _, n := range names {
+			if r := v.byName[n.String()]; r != nil {
+				return r, nil
+			}
 		}
 	}
 	if prefix != "" {
