@@ -112,7 +112,20 @@ func (e *endpoint) exchange(ctx context.Context, r *http.Request) (*http.Respons
 	}
 	timer.Stop()
 	cancel(nil)
-	return nil, err
+	return nil, e.plain(err)
+}
+
+// plain takes the URL out of a client's error: where a redirect has led it may
+// be a signed one. Host and path of another host than the endpoint's stay.
+func (e *endpoint) plain(err error) error {
+	var at *url.Error
+	if !errors.As(err, &at) {
+		return err
+	}
+	if u, parsed := url.Parse(at.URL); parsed == nil && u.Host != "" && u.Host != e.address {
+		return fmt.Errorf("%s://%s%s: %w", u.Scheme, u.Host, u.Path, at.Err)
+	}
+	return at.Err
 }
 
 // body frees the request's context when it is closed.

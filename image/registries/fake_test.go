@@ -7,6 +7,7 @@ import (
 	"encoding/pem"
 	"fmt"
 	"io"
+	"log"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -48,7 +49,7 @@ func newTLSFake(t *testing.T, hook func(w http.ResponseWriter, r *http.Request) 
 func unstarted(t *testing.T, hook func(w http.ResponseWriter, r *http.Request) bool) *fake {
 	f := &fake{hook: hook, manifest: []byte(`{"schemaVersion":2}`), blob: bytes.Repeat([]byte("0123456789"), 200_000)}
 	f.Server = httptest.NewUnstartedServer(f)
-	f.Config.ErrorLog = nil
+	f.Config.ErrorLog = log.New(io.Discard, "", 0) // refused certificates are what some tests are about
 	t.Cleanup(f.Close)
 	return f
 }
