@@ -112,12 +112,12 @@ func (e *endpoint) exchange(ctx context.Context, r *http.Request) (*http.Respons
 	}
 	timer.Stop()
 	cancel(nil)
-	return nil, e.plain(err)
+	return nil, e.withoutURL(err)
 }
 
-// plain takes the URL out of a client's error: where a redirect has led it may
+// withoutURL takes the URL out of a client's error: where a redirect has led it may
 // be a signed one. Host and path of another host than the endpoint's stay.
-func (e *endpoint) plain(err error) error {
+func (e *endpoint) withoutURL(err error) error {
 	var at *url.Error
 	if !errors.As(err, &at) {
 		return err

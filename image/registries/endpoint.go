@@ -153,7 +153,7 @@ func (e *endpoint) request(ctx context.Context, path string, header http.Header,
 	}
 	if err == nil {
 		e.mu.Lock()
-		e.plain = scheme
+		e.spoken = scheme
 		e.mu.Unlock()
 	}
 	return res, err
@@ -162,7 +162,7 @@ func (e *endpoint) request(ctx context.Context, path string, header http.Header,
 func (e *endpoint) undecided() bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	return e.scheme == "" && e.insecure && e.plain == ""
+	return e.scheme == "" && e.insecure && e.spoken == ""
 }
 
 // speaks is the scheme as far as it is known.
@@ -172,8 +172,8 @@ func (e *endpoint) speaks() string {
 	switch {
 	case e.scheme != "":
 		return e.scheme
-	case e.plain != "":
-		return e.plain
+	case e.spoken != "":
+		return e.spoken
 	}
 	return "https"
 }
