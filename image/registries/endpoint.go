@@ -28,11 +28,11 @@ type endpoint struct {
 	pause   time.Duration // after a first failure
 	hidden  *secrets
 
-	turn  chan struct{} // held by whoever asks for a token
-	mu    sync.Mutex
-	plain string    // scheme that was found out; guarded by mu
-	auth  authState // guarded by mu
-	ready time.Time // not to be asked before; guarded by mu
+	turn   chan struct{} // held by whoever asks for a token
+	mu     sync.Mutex
+	spoken string    // scheme that was found out; guarded by mu
+	auth   authState // guarded by mu
+	ready  time.Time // not to be asked before; guarded by mu
 }
 
 const (
