@@ -37,6 +37,10 @@ type Registry struct {
 	requests  []Request
 	user      string
 	password  string
+
+	tokenUser, tokenPassword string               // guarded by mu, as the next two
+	tokenLife                time.Duration        // 0: no tokens are wanted
+	tokens                   map[string]time.Time // token → its end
 }
 
 type manifest struct {
@@ -172,8 +176,12 @@ func (r *Registry) ServeHTTP(w http.ResponseWriter, q *http.Request) {
 // route answers as an honest registry would.
 func (r *Registry) route(w *answer, q *http.Request) {
 	w.Header().Set("Docker-Distribution-API-Version", "registry/2.0")
-	if !r.authorized(q) {
-		w.Header().Set("WWW-Authenticate", `Basic realm="test registry"`)
+	if q.URL.Path == "/token" {
+		r.serveToken(w, q)
+		return
+	}
+	if lacks := r.challenge(q); lacks != "" {
+		w.Header().Set("WWW-Authenticate", lacks)
 		refuse(w, http.StatusUnauthorized, "UNAUTHORIZED", "authentication required")
 		return
 	}
@@ -195,16 +203,6 @@ func (r *Registry) route(w *answer, q *http.Request) {
 		return
 	}
 	refuse(w, http.StatusNotFound, "UNSUPPORTED", "no such endpoint")
-}
-
-func (r *Registry) authorized(q *http.Request) bool {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.user == "" {
-		return true
-	}
-	user, password, ok := q.BasicAuth()
-	return ok && user == r.user && password == r.password
 }
 
 func (r *Registry) serveManifest(w *answer, q *http.Request, name, ref string) {

@@ -194,3 +194,28 @@ func TestRedirectChallengeHangupAndBasic(t *testing.T) {
 		t.Errorf("credentials: %v, %v; want 200", err, res)
 	}
 }
+
+func TestTokens(t *testing.T) {
+	r, d, _ := start(t)
+	r.RequireTokens("u", "p", time.Hour)
+	path := "/v2/a/blobs/" + d.String()
+	res, _, err := get(t, r, path, nil)
+	if err != nil || res.StatusCode != 401 || !strings.Contains(res.Header.Get("WWW-Authenticate"), "http://"+r.Addr()+"/token") {
+		t.Fatalf("without a token: %v %v", res, err)
+	}
+	if res, _, err = get(t, r, "/token", nil); err != nil || res.StatusCode != 401 {
+		t.Errorf("a token for nobody: %v %v", res, err)
+	}
+	basic := http.Header{"Authorization": {"Basic dTpw"}}
+	if res, _, err = get(t, r, "/token", basic); err != nil || res.StatusCode != 200 || len(r.Tokens()) != 1 {
+		t.Fatalf("a token: %v %v", res, err)
+	}
+	bearer := http.Header{"Authorization": {"Bearer " + r.Tokens()[0]}}
+	if res, _, err = get(t, r, path, bearer); err != nil || res.StatusCode != 200 {
+		t.Errorf("with the token: %v %v", res, err)
+	}
+	r.RequireTokens("", "", 0)
+	if res, _, err = get(t, r, path, nil); err != nil || res.StatusCode != 200 {
+		t.Errorf("open again: %v %v", res, err)
+	}
+}
