@@ -43,5 +43,6 @@ func (s *Store) use(o Options) error {
 	s.pins.Store(&pins)
 	s.slots.resize(o.MaxConcurrentUnpacks)
 	s.config.Store(&o)
+	_ = o.registries().Reload() // so that Resolve need not; a broken file fails pulls, not the node
 	return nil
 }

@@ -43,7 +43,7 @@ func (s *Store) wantedNames(text string) ([]name, error) {
 		n, err := parseName(text)
 		return []name{n}, err
 	}
-	if err := s.opt.registries().Reload(); err != nil {
+	if err := s.options().registries().Reload(); err != nil {
 		return nil, s.describe("pull image", text, err, nil)
 	}
 	list, err := s.longNames(text)
@@ -55,7 +55,7 @@ func (s *Store) wantedNames(text string) ([]name, error) {
 
 // longNames completes a short name by the configuration as it was read last.
 func (s *Store) longNames(text string) ([]name, error) {
-	full, err := s.opt.registries().LongNames(text)
+	full, err := s.options().registries().LongNames(text)
 	if err != nil {
 		return nil, err
 	}

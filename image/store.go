@@ -119,7 +119,6 @@ func openOn(ctx context.Context, o Options, d *disk) (*Store, error) {
 		return nil, fmt.Errorf("open image store: %w", err)
 	}
 	s.durable = startDurability(s)
-	_ = o.registries().Reload() // so that Resolve need not; a broken file fails pulls, not the node
 	return s, nil
 }
 

@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 )
 
 // CheckConf reads a file as Config.RegistriesConf, with its drop-ins.
@@ -35,7 +36,7 @@ func CheckHosts(dir string) error {
 	for _, item := range list {
 		file := filepath.Join(dir, item.Name(), "hosts.toml")
 		data, err := os.ReadFile(file)
-		if errors.Is(err, fs.ErrNotExist) {
+		if errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENOTDIR) {
 			continue
 		}
 		if err == nil {
