@@ -27,11 +27,8 @@ type destination struct{ *endpoint }
 // Reference of the destination.
 func (d *destination) Reference() types.ImageReference { return d.endpoint }
 
-// Close gives back what was not committed.
-func (d *destination) Close() error {
-	d.run.close()
-	return nil
-}
+// Close does nothing: the run gives back what was not committed.
+func (d *destination) Close() error { return nil }
 
 // SupportedManifestMIMETypes are those that say which diffIDs they have.
 func (d *destination) SupportedManifestMIMETypes() []string {
@@ -106,6 +103,7 @@ func (r *run) reuse(diffID digest.Digest) bool {
 		return false
 	}
 	r.have[diffID] = e
+	r.store.left.taken(e)
 	return true
 }
 
@@ -132,6 +130,7 @@ func (d *destination) PutBlob(ctx context.Context, stream io.Reader, info types.
 	d.run.mu.Lock()
 	d.run.have[e.key.diffID] = e
 	d.run.mu.Unlock()
+	d.run.store.left.taken(e)
 	d.run.giveUp(info.Digest)
 	d.run.job.track.layer(info.Digest, StageDone)
 	return types.BlobInfo{Digest: info.Digest, Size: d.run.sizeOf[info.Digest]}, nil

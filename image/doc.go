@@ -18,6 +18,9 @@
 //     are kept, layers just when Options.KeepLayerBlobs says so.
 //   - pull: one run of fetching an image. Callers who want the same image with
 //     the same credentials share one; it ends when the last of them has gone.
+//   - leftovers: what a broken pull has fetched, kept for the next one within
+//     bounds of age and size: beginnings of layers, and whole layers that no
+//     image uses.
 //   - held: an image that a container uses. Removing it takes its names away
 //     at once and its layers when the last container lets go.
 //
@@ -29,6 +32,7 @@
 //	blobs/sha256/<hex>   manifests and configs
 //	layers/<n>/diff/     a layer; layer.json beside it says which, and whether it is durable
 //	staging/             what is being unpacked; emptied at start
+//	partial/<boot id>/   beginnings of layers that broken pulls left for the next
 //	trash/               what is being deleted
 //
 // Nobody waits for the disk. A background syncfs follows each change; then the

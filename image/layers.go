@@ -354,15 +354,32 @@ func (l *layers) markDurable(e *entry) error {
 	return nil
 }
 
-// sweep removes the layers that nobody uses. Called at start.
-func (l *layers) sweep() {
+// unused are the layers that nobody counts on.
+func (l *layers) unused() []*entry {
 	l.mu.Lock()
-	var unused []*entry
+	defer l.mu.Unlock()
+	var list []*entry
 	for _, e := range l.byN {
 		if e.refs == 0 {
-			l.drop(e)
-			unused = append(unused, e)
+			list = append(list, e)
 		}
+	}
+	return list
+}
+
+// alone says what a layer takes, and whether only the caller counts on it.
+func (l *layers) alone(e *entry) (bytes int64, alone bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return int64(e.usage.Bytes), e.refs == 1
+}
+
+// sweep removes the layers that nobody uses. Called at start.
+func (l *layers) sweep() {
+	unused := l.unused()
+	l.mu.Lock()
+	for _, e := range unused {
+		l.drop(e)
 	}
 	l.mu.Unlock()
 	for _, e := range unused {

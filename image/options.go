@@ -36,6 +36,12 @@ func (s *Store) use(o Options) error {
 	if o.MinRateWindow <= 0 {
 		o.MinRateWindow = time.Minute
 	}
+	if o.PartialBytes == 0 {
+		o.PartialBytes = 4 << 30
+	}
+	if o.PartialAge <= 0 {
+		o.PartialAge = 24 * time.Hour
+	}
 	pins, err := parsePins(o.Pinned)
 	if err != nil {
 		return err

@@ -30,7 +30,8 @@ type PullRequest struct {
 // moved, and the credentials may not do any more. Layers that are here are not
 // fetched again. Calls for the same image with the same credentials share one
 // pull; a caller whose ctx ends leaves it, and when all have left it ends
-// within two seconds. A failed pull leaves nothing behind.
+// within two seconds. A failed pull leaves no image, only leftovers for the next
+// try: see Options.PartialBytes.
 //
 // A name without a registry is looked for in those that registries.conf says,
 // see registries.LongNames. The next of several is asked when one does not have
@@ -142,12 +143,16 @@ type job struct {
 }
 
 // fetch runs a job. A second round is needed when a stored layer turns out to
-// have been settled for other lower layers and must be unpacked anew.
+// have been settled for other lower layers and must be unpacked anew, or when what an
+// earlier try had left was no good.
 func (s *Store) fetch(ctx context.Context, j job) (string, error) {
 	var stale *staleLayerError
 	fresh := map[string]bool{}
 	for range 3 {
 		id, err := s.fetchOnce(ctx, j, fresh)
+		if errors.As(err, new(*spoiledError)) {
+			id, err = s.fetchOnce(ctx, j, fresh)
+		}
 		if !errors.As(err, &stale) {
 			return id, err
 		}

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"runtime"
 	"slices"
@@ -47,6 +48,7 @@ type run struct {
 	mine  map[digest.Digest]*claim   // by blob digest
 	kept  map[digest.Digest]*os.File // layer blobs set aside, by digest
 	first error                      // the first error of a layer; guarded by mu
+	again bool                       // a layer went on from what an earlier try had left; guarded by mu
 }
 
 func (r *run) leaf() document { return r.docs[len(r.docs)-1] }
@@ -175,16 +177,23 @@ func (r *run) copy(ctx context.Context) error {
 		PreserveDigests:      true,
 		MaxParallelDownloads: uint(r.store.options().MaxConcurrentDownloads),
 	})
-	if err == nil {
-		return nil
-	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.first != nil {
-		return r.first // not the "context canceled" of the layers beside it
+	if err != nil && r.first != nil {
+		err = r.first // not the "context canceled" of the layers beside it
+	}
+	r.close(err)
+	if err != nil && r.again && classify(err) == ErrInvalidImage {
+		return &spoiledError{err}
 	}
 	return err
 }
+
+// spoiledError: what is wrong may be what an earlier try had left, which is
+// gone now.
+type spoiledError struct{ error }
+
+func (e *spoiledError) Unwrap() error { return e.error }
 
 // failed notes a layer's error and ends the other layers.
 func (e *endpoint) failed(err error) error {
@@ -198,17 +207,28 @@ func (e *endpoint) failed(err error) error {
 }
 
 // close gives back everything that the run counts on. What nobody else counts
-// on goes away.
-func (r *run) close() {
-	r.mu.Lock()
-	defer r.mu.Unlock()
+// on goes away, or is left for the next try. Called with mu held.
+func (r *run) close(err error) {
+	keep := false
+	if err != nil {
+		if keep = worthKeeping(err); !keep {
+			r.store.left.drop(maps.Keys(r.diffOf))
+		}
+		if classify(err) == ErrNoSpace {
+			r.store.left.dropAll()
+		}
+	}
 	for blob, cl := range r.mine {
 		delete(r.mine, blob)
 		r.store.claims.settle(cl)
 	}
 	for d, e := range r.have {
 		delete(r.have, d)
-		r.store.layers.release(e)
+		if keep {
+			r.store.left.keepWhole(e)
+		} else {
+			r.store.layers.release(e)
+		}
 	}
 	for d, f := range r.kept {
 		delete(r.kept, d)

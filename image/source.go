@@ -64,19 +64,52 @@ func (s *source) GetBlob(ctx context.Context, info types.BlobInfo, cache types.B
 		settle()
 		return nil, 0, s.failed(fmt.Errorf("fetch layer %s: %w", info.Digest, err))
 	}
-	return &layerStream{ReadCloser: stream, settle: settle, got: func(n int) { s.run.job.track.got(info.Digest, n) }}, s.run.sizeOf[info.Digest], nil
+	return &layerStream{ReadCloser: stream, settle: settle}, s.run.sizeOf[info.Digest], nil
 }
 
 // open opens a layer where it is.
 func (s *source) open(ctx context.Context, info types.BlobInfo, cache types.BlobInfoCache) (io.ReadCloser, error) {
-	want := s.run.sizeOf[info.Digest]
 	if s.run.remote != nil {
-		return s.run.remote.Open(ctx, fetch.Blob{Digest: info.Digest, Size: want}, 0)
+		return s.run.resume(ctx, info.Digest)
 	}
+	want := s.run.sizeOf[info.Digest]
 	stream, size, err := s.run.src.GetBlob(ctx, info, cache)
 	if err == nil && size >= 0 && size != want {
 		stream.Close()
 		err = fmt.Errorf("%w: it has %d bytes, the manifest says %d", ErrInvalidImage, size, want)
 	}
-	return stream, err
+	if err != nil {
+		return nil, err
+	}
+	return s.run.watch(info.Digest, stream), nil
+}
+
+// resume opens a layer at its registry, after what an earlier try has left.
+func (r *run) resume(ctx context.Context, blob digest.Digest) (io.ReadCloser, error) {
+	in := &resumed{size: r.sizeOf[blob], part: r.store.left.open(blob, r.sizeOf[blob])}
+	in.from = func(at int64) (io.ReadCloser, error) {
+		rest, err := r.remote.Open(ctx, fetch.Blob{Digest: blob, Size: in.size}, at)
+		if err != nil {
+			return nil, err
+		}
+		return r.watch(blob, rest), nil
+	}
+	if in.part != nil && in.part.size > 0 {
+		in.old = in.part.size
+		r.job.track.resume(blob, in.old)
+		r.mu.Lock()
+		r.again = true
+		r.mu.Unlock()
+		return in, nil
+	}
+	var err error
+	if in.rest, err = in.from(0); err != nil {
+		in.Close()
+		return nil, err
+	}
+	return in, nil
+}
+
+func (r *run) watch(blob digest.Digest, stream io.ReadCloser) io.ReadCloser {
+	return &watched{ReadCloser: stream, got: func(n int) { r.job.track.got(blob, n) }}
 }

@@ -37,6 +37,8 @@ type Options struct {
 	IdleTimeout            time.Duration // a registry that sends nothing for so long is given up; 60 s
 	MinRate                int64         // bytes a second, over MinRateWindow, that a layer must bring; 0: no such rule
 	MinRateWindow          time.Duration // 60 s
+	PartialBytes           int64         // what broken pulls may leave for the next one; 4 GiB, negative: nothing
+	PartialAge             time.Duration // and for how long; 24 h
 	KeepLayerBlobs         bool          // keep layers as they were fetched, too
 	Pinned                 []string      // images to report as pinned; see CheckPin
 }
@@ -48,6 +50,7 @@ type Store struct {
 	pins   atomic.Pointer[[]pin]   // of Options.Pinned
 	blobs  *content.Store
 	layers *layers
+	left   *leftovers
 	trash  *trash
 	disk   *disk
 	boot   string
@@ -113,6 +116,9 @@ func openOn(ctx context.Context, o Options, d *disk) (*Store, error) {
 	s.claims.open = map[digest.Digest]*claim{}
 	if err := s.load(ctx); err != nil {
 		s.closing()
+		if s.left != nil {
+			s.left.close()
+		}
 		if s.trash != nil {
 			s.trash.close()
 		}
@@ -156,6 +162,9 @@ func (s *Store) load(ctx context.Context) (err error) {
 	}
 	s.disk.keepReserve(s.root)
 	s.images = kept
+	if s.left, err = openLeftovers(filepath.Join(s.root, "partial"), s.options, s.layers, s.trash); err != nil {
+		return err
+	}
 	s.layers.sweep()
 	if err := s.blobs.Sweep(s.wantsBlob); err != nil {
 		return err
@@ -268,6 +277,7 @@ func (s *Store) Close() error {
 		s.closing()
 		s.flights.wait()
 		s.durable.close()
+		s.left.close()
 		s.trash.close()
 	})
 	return nil
@@ -348,7 +358,7 @@ func (s *Store) List() []*Record { return s.view.Load().list }
 // Usage says what the store takes, without looking at the disk. What waits in
 // the trash or is being pulled is not in it.
 func (s *Store) Usage() Usage {
-	u := s.view.Load().overhead.Add(s.layers.usage())
+	u := s.view.Load().overhead.Add(s.layers.usage()).Add(s.left.usage())
 	return Usage{Mountpoint: s.root, Bytes: u.Bytes, Inodes: u.Inodes}
 }
 

@@ -14,20 +14,25 @@ import (
 // layerStream is an open layer. Closing it gives its claim back.
 type layerStream struct {
 	io.ReadCloser
-	settle func()      // called once closed
-	got    func(n int) // told of each piece
-}
-
-func (l *layerStream) Read(b []byte) (int, error) {
-	n, err := l.ReadCloser.Read(b)
-	l.got(n)
-	return n, err
+	settle func() // called once closed
 }
 
 func (l *layerStream) Close() error {
 	err := l.ReadCloser.Close()
 	l.settle()
 	return err
+}
+
+// watched tells what arrives, also that nothing more does.
+type watched struct {
+	io.ReadCloser
+	got func(n int)
+}
+
+func (w *watched) Read(b []byte) (int, error) {
+	n, err := w.ReadCloser.Read(b)
+	w.got(n)
+	return n, err
 }
 
 // streamError is an error of the incoming stream, as opposed to one of what

@@ -190,12 +190,17 @@ func assemble(ctx context.Context, cfg config.Config, log *logrus.Entry) (*assem
 }
 
 func imageOptions(cfg config.Config) image.Options {
+	partial := cfg.Image.PartialBytes
+	if partial == 0 {
+		partial = -1 // to the store, 0 is its default
+	}
 	return image.Options{
 		Root: filepath.Join(cfg.Root, "images"), MaxConcurrentDownloads: cfg.Image.MaxConcurrentDownloads,
 		RegistriesConf: cfg.Image.RegistriesConf, HostsDir: cfg.Image.HostsDir, CertsDir: cfg.Image.CertsDir, AuthFile: cfg.Image.AuthFile,
 		PolicyPath: cfg.Image.Policy, PolicyDir: cfg.Image.PolicyDir, RegistriesDir: cfg.Image.RegistriesDir,
 		IdleTimeout: time.Duration(cfg.Image.IdleTimeout), KeepLayerBlobs: cfg.Image.KeepLayerBlobs, Pinned: cfg.Image.Pinned,
 		MinRate: cfg.Image.MinRate, MinRateWindow: time.Duration(cfg.Image.MinRateWindow),
+		PartialBytes: partial, PartialAge: time.Duration(cfg.Image.PartialAge),
 		MaxConcurrentUnpacks: cfg.Image.MaxConcurrentUnpacks,
 	}
 }

@@ -106,6 +106,7 @@ func (c Config) checkRanges(p *Problems) {
 	}{
 		{"image.max_concurrent_downloads", int64(c.Image.MaxConcurrentDownloads), 1, 64},
 		{"image.max_concurrent_unpacks", int64(c.Image.MaxConcurrentUnpacks), 1, 256},
+		{"image.partial_bytes", c.Image.PartialBytes, 0, 1 << 50},
 		{"image.min_rate", c.Image.MinRate, 0, 1 << 30},
 		{"streaming.port", int64(c.Streaming.Port), 0, 65535},
 		{"runtime.max_log_line", int64(c.Runtime.MaxLogLine), 256, 1 << 20},
@@ -121,6 +122,7 @@ func (c Config) checkRanges(p *Problems) {
 		low, high time.Duration
 	}{
 		{"image.idle_timeout", c.Image.IdleTimeout, time.Second, time.Hour},
+		{"image.partial_age", c.Image.PartialAge, time.Minute, 1000 * time.Hour},
 		{"image.min_rate_window", c.Image.MinRateWindow, time.Second, time.Hour},
 		{"cni.timeout", c.CNI.Timeout, time.Second, time.Hour},
 		{"streaming.url_lifetime", c.Streaming.URLLifetime, time.Second, time.Hour},
