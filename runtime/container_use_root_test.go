@@ -40,7 +40,7 @@ func TestExecSync(t *testing.T) {
 		t.Errorf("there is still: %s", got)
 	}
 	_, err = exec(t.Context(), id, 0, "/nosuch")
-	n.refused("no such command", err, codes.Unknown, "/nosuch", id)
+	n.refused("no such command", err, codes.InvalidArgument, "/nosuch", id)
 	_, err = exec(t.Context(), id, 0)
 	n.refused("no command", err, codes.InvalidArgument, "cmd")
 	_, err = exec(t.Context(), id, -1, "true")

@@ -173,7 +173,7 @@ func TestBadHostPorts(t *testing.T) {
 		code  codes.Code
 		words []string
 	}{
-		{[]*cri.PortMapping{{}, {HostPort: 70000, ContainerPort: 80}}, codes.InvalidArgument, []string{"port_mappings[1].host_port 70000"}},
+		{[]*cri.PortMapping{{ContainerPort: 1}, {HostPort: 70000, ContainerPort: 80}}, codes.InvalidArgument, []string{"port_mappings[1].host_port 70000"}},
 		{[]*cri.PortMapping{{HostPort: 80}}, codes.InvalidArgument, []string{"port_mappings[0].container_port 0"}},
 		{[]*cri.PortMapping{{HostPort: 80, ContainerPort: 80, Protocol: 7}}, codes.InvalidArgument, []string{"port_mappings[0].protocol 7"}},
 		{[]*cri.PortMapping{{HostPort: 80, ContainerPort: 80, HostIp: "a"}}, codes.InvalidArgument, []string{`port_mappings[0].host_ip "a"`}},

@@ -292,7 +292,7 @@ func TestStreamsAreIntercepted(t *testing.T) {
 		{func() error { return nil }, codes.OK, ""},
 		{func() error { return fmt.Errorf("pod: %w", errInvalid) }, codes.InvalidArgument, "rpc failed"},
 		{func() error { return status.Error(codes.Aborted, "own code") }, codes.Aborted, "rpc failed"},
-		{func() error { panic("oh") }, codes.Unknown, "rpc failed"},
+		{func() error { panic("oh") }, codes.Internal, "rpc failed"},
 	} {
 		hook.Reset()
 		err := s.interceptStream(nil, nil, &grpc.StreamServerInfo{FullMethod: "/x/Stream"}, func(any, grpc.ServerStream) error { return tc.handler() })

@@ -142,6 +142,7 @@ func (f *fuzzer) container(ctx context.Context, pod string, sandbox *cri.PodSand
 		return
 	}
 	for range f.IntN(3) {
+		f.use(ctx, pod, id)
 		began = time.Now()
 		_, err := f.rt.UpdateContainerResources(ctx, &cri.UpdateContainerResourcesRequest{ContainerId: id, Linux: f.resources()})
 		f.checked("UpdateContainerResources", began, err)
@@ -154,6 +155,31 @@ func (f *fuzzer) container(ctx context.Context, pod string, sandbox *cri.PodSand
 	if _, err := f.rt.ContainerStatus(ctx, &cri.ContainerStatusRequest{ContainerId: id, Verbose: f.IntN(2) == 0}); err != nil {
 		f.Errorf("ContainerStatus: %v", err)
 	}
+}
+
+// use asks one thing of a pod and its container, which may have ended.
+func (f *fuzzer) use(ctx context.Context, pod, id string) {
+	var err error
+	rpc, began := "", time.Now()
+	switch f.IntN(5) {
+	case 0:
+		rpc = "ExecSync"
+		_, err = f.rt.ExecSync(ctx, &cri.ExecSyncRequest{ContainerId: id, Timeout: f.number() % 5, Cmd: []string{pick(f, "true", "nosuch", "/etc", "", "a\x00"), f.text()}})
+	case 1:
+		rpc = "Exec"
+		_, err = f.rt.Exec(ctx, &cri.ExecRequest{ContainerId: id, Cmd: []string{f.text()}, Stdout: f.IntN(2) == 0, Stderr: f.IntN(2) == 0, Tty: f.IntN(2) == 0})
+	case 2:
+		rpc = "ReopenContainerLog"
+		_, err = f.rt.ReopenContainerLog(ctx, &cri.ReopenContainerLogRequest{ContainerId: pick(f, id, f.text())})
+	case 3:
+		rpc = "UpdatePodSandboxResources"
+		_, err = f.rt.UpdatePodSandboxResources(ctx, &cri.UpdatePodSandboxResourcesRequest{PodSandboxId: pod, Overhead: f.resources(), Resources: f.resources()})
+	case 4:
+		rpc = "UpdateRuntimeConfig"
+		_, err = f.rt.UpdateRuntimeConfig(ctx, &cri.UpdateRuntimeConfigRequest{RuntimeConfig: &cri.RuntimeConfig{NetworkConfig: &cri.NetworkConfig{
+			PodCidr: pick(f, "10.0.0.0/24", "10.0.0.7/24,fd00::/64", "10.0.0.0/24,10.1.0.0/24", f.text())}}})
+	}
+	f.checked(rpc, began, err)
 }
 
 // started lets a start fail as the OCI runtime makes it: a program that is not
@@ -226,7 +252,7 @@ func (f *fuzzer) spoilPod(c *cri.PodSandboxConfig) {
 	case 5:
 		c.DnsConfig = &cri.DNSConfig{Servers: []string{pick(f, "10.0.0.1", "x", "")}, Searches: []string{f.text()}, Options: []string{f.text()}}
 	case 6:
-		c.PortMappings = []*cri.PortMapping{{Protocol: cri.Protocol(f.IntN(4)), ContainerPort: int32(f.IntN(70000)), HostPort: int32(f.IntN(3) * (20000 + f.IntN(60000))), HostIp: pick(f, "", "127.0.0.1", "x")}}
+		c.PortMappings = []*cri.PortMapping{{Protocol: cri.Protocol(f.IntN(4)), ContainerPort: int32(f.IntN(70000)), HostPort: int32(f.IntN(4)-1) * int32(20000+f.IntN(60000)), HostIp: pick(f, "", "127.0.0.1", "x", "224.0.0.1", "0.0.0.0")}}
 	case 7:
 		c.Labels = map[string]string{f.text(): f.text()}
 	case 8:
@@ -238,7 +264,7 @@ func (f *fuzzer) spoilPod(c *cri.PodSandboxConfig) {
 	case 11:
 		sc.Seccomp = &cri.SecurityProfile{ProfileType: cri.SecurityProfile_ProfileType(f.IntN(4)), LocalhostRef: f.text()}
 	case 12:
-		c.LogDirectory = f.text()
+		c.LogDirectory = pick(f, f.text(), "/proc/zz", "/etc/passwd", filepath.Join(f.LogDir(), f.text()))
 	case 13:
 		sc.NamespaceOptions.UsernsOptions = &cri.UserNamespace{Mode: f.mode(), Uids: f.mappings(), Gids: f.mappings()}
 	case 14:
@@ -296,7 +322,9 @@ func (f *fuzzer) ctr(i int) *cri.ContainerConfig {
 // spoilContainer changes one thing about a container.
 func (f *fuzzer) spoilContainer(c *cri.ContainerConfig) {
 	sc := c.Linux.SecurityContext
-	switch f.IntN(18) {
+	switch f.IntN(19) {
+	case 18:
+		c.Metadata.Name = f.text()
 	case 0:
 		c.Command = pick(f, nil, []string{""}, []string{"/no/such"}, []string{"sh"})
 	case 1:

@@ -2,6 +2,7 @@ package monitor
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"os"
 	"strconv"
@@ -57,6 +58,17 @@ func OpenPidfd(pid int, startTime uint64) (int, error) {
 		return -1, fmt.Errorf("open pidfd of %d: %w", pid, unix.ESRCH)
 	}
 	return fd, nil
+}
+
+// Ended tells whether the process that had pid and startTime has ended; whoever
+// waits for it may not know yet.
+func Ended(pid int, startTime uint64) bool {
+	fd, err := OpenPidfd(pid, startTime)
+	if err != nil {
+		return errors.Is(err, unix.ESRCH)
+	}
+	defer unix.Close(fd)
+	return readable(fd)
 }
 
 // readable polls without waiting. For a pidfd: the process has ended.

@@ -55,3 +55,32 @@ func TestSleepersAreNotStuck(t *testing.T) {
 		t.Error("after its time it must be told")
 	}
 }
+
+// A process that nobody has waited for has ended all the same.
+func TestEnded(t *testing.T) {
+	cmd := exec.Command("sleep", "1000")
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	pid := cmd.Process.Pid
+	start, err := StartTime(pid)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if Ended(pid, start) {
+		t.Error("a process that runs has ended")
+	}
+	if !Ended(pid, start+1) {
+		t.Error("another process of the same pid counts as the one")
+	}
+	_ = cmd.Process.Kill()
+	for limit := time.Now().Add(10 * time.Second); !Ended(pid, start); time.Sleep(time.Millisecond) {
+		if time.Now().After(limit) {
+			t.Fatal("a zombie has not ended")
+		}
+	}
+	_ = cmd.Wait()
+	if !Ended(pid, start) {
+		t.Error("a process that is gone has not ended")
+	}
+}

@@ -88,6 +88,13 @@ func (r *Runtime) exec(ctx context.Context, id string, x *running) (int32, error
 	x.r, x.id, x.inside = r, id, ct.Cgroups.Kill()
 	defer x.close()
 	if err := x.start(ctx, ct); err != nil {
+		var e *oci.ExecError
+		if errors.As(err, &e) && e.Err == nil && e.ExitCode > 0 {
+			e.Err = oci.ErrRefused
+			if monitor.Ended(ct.PID, ct.StartTime) { // meanwhile; what the binary trips over then varies
+				e.Err = oci.ErrNotRunning
+			}
+		}
 		return 0, x.failed(ctx, err)
 	}
 	return x.wait(ctx)
