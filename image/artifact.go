@@ -74,7 +74,7 @@ func (a *artifact) name(blobs []ispec.Descriptor) error {
 	for i, b := range blobs {
 		title, ok := b.Annotations[ispec.AnnotationTitle]
 		if !ok {
-			if b.MediaType == ispec.MediaTypeEmptyJSON {
+			if b.Digest == ispec.DescriptorEmptyJSON.Digest {
 				continue
 			}
 			title = strings.Replace(b.Digest.String(), ":", "-", 1)
@@ -119,6 +119,14 @@ func fileName(title string) (string, error) {
 		}
 	}
 	return name, nil
+}
+
+// open gives the bytes of a blob back from the directory of its layer.
+func (a *artifact) open(dir string, blob digest.Digest) (io.ReadCloser, error) {
+	if names := a.files[blob]; len(names) > 0 {
+		return os.Open(filepath.Join(dir, names[0]))
+	}
+	return readerOf(ispec.DescriptorEmptyJSON.Data), nil // the only one without a name
 }
 
 // diffID is what the layer of a blob is known by: its content and its names.

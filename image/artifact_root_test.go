@@ -283,3 +283,42 @@ func TestImagesWithAnArtifactType(t *testing.T) {
 		t.Errorf("%+v %v", r, err)
 	}
 }
+
+// An artifact is shown like an image, and exported and imported as it came.
+func TestArtifactsAreExported(t *testing.T) {
+	leakcheck.Start(t)
+	reg := newRegistry(t)
+	s := open(t, t.TempDir(), nil, reg)
+	m := reg.artifactManifest(part{"a", "same", ""}, part{"d/b", "same", ""}, part{"c", "other", ""}, part{"", "{}", ispec.MediaTypeEmptyJSON})
+	m.Config = ispec.Descriptor{MediaType: "application/vnd.example.config", Digest: reg.blob([]byte{0, 255}), Size: 2}
+	id := reg.doc("model", ispec.MediaTypeImageManifest, m, "1").Digest.String()
+	ref := reg.ref("model:1")
+	mustPull(t, s, ref)
+	d, err := s.Inspect(ref)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if d.ID != id || d.Artifact != modelType || len(d.Layers) != 4 || string(d.Config) != `"AP8="` || d.Manifest.Digest.String() != id || len(d.Others) != 0 {
+		t.Errorf("details %+v", d)
+	}
+	out := filepath.Join(t.TempDir(), "model.tar.zst")
+	e, err := s.Export(t.Context(), ref, out)
+	if err != nil || !e.Exact || e.ID != id {
+		t.Fatalf("export %+v %v", e, err)
+	}
+	to := open(t, t.TempDir(), nil)
+	if names, err := to.Import(t.Context(), ImportRequest{File: out}); err != nil || !slices.Equal(names, []string{ref}) {
+		t.Fatalf("import %v %v", names, err)
+	}
+	before, err := s.Resolve(id)
+	if err != nil {
+		t.Fatal(err)
+	}
+	after, err := to.Resolve(id)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if a, b := shown(t, before), shown(t, after); after.Artifact != modelType || !slices.Equal(a, b) {
+		t.Errorf("exported %v, imported %v", a, b)
+	}
+}

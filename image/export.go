@@ -55,7 +55,11 @@ func (s *Store) Export(ctx context.Context, ref, file string) (*Exported, error)
 	if err != nil {
 		return nil, fmt.Errorf("export image %s to %s: %w", ref, file, err)
 	}
-	return &Exported{ID: e.manifest.Config.Digest.String(), Names: e.names, Bytes: bytes, Exact: e.exact}, nil
+	id := e.manifest.Config.Digest.String()
+	if e.artifact != "" {
+		id = e.artifact
+	}
+	return &Exported{ID: id, Names: e.names, Bytes: bytes, Exact: e.exact}, nil
 }
 
 // export is one archive under way.
@@ -64,6 +68,8 @@ type export struct {
 	ctx   context.Context
 	names []string
 	exact bool
+	// artifact is its id when it is one: docker cannot load it, so its list is left out.
+	artifact string
 
 	manifest ispec.Manifest
 	small    []smallFile // in their order
@@ -193,6 +199,9 @@ func (e *export) plan(id string) error {
 		e.exact = e.exact && l.BlobKept
 	}
 	mediaType := d.Manifest.MediaType
+	if d.Artifact != "" {
+		return e.planArtifact(d)
+	}
 	if e.exact {
 		err = e.keptLayers(d.Layers)
 	} else {
@@ -226,6 +235,33 @@ func (e *export) keptLayers(layers []LayerDetails) error {
 			}})
 	}
 	return nil
+}
+
+// planArtifact takes the files: they are the blobs as they came.
+func (e *export) planArtifact(d *Details) error {
+	e.exact = true
+	b, err := document{data: d.Manifest.Content, mediaType: d.Manifest.MediaType}.parse()
+	if err != nil {
+		return err
+	}
+	for _, l := range d.Layers {
+		e.layers = append(e.layers, exportLayer{ispec.Descriptor{MediaType: l.MediaType, Digest: l.Blob, Size: l.Size}, l.DiffID,
+			func(w io.Writer) error {
+				f, err := b.artifact.open(l.Dir, l.Blob)
+				if err != nil {
+					return err
+				}
+				defer f.Close()
+				_, err = io.Copy(ctxWriter{e.ctx, w}, f)
+				return err
+			}})
+	}
+	config, err := e.store.blobs.Get(b.config.Digest)
+	if err != nil {
+		return err
+	}
+	e.artifact = d.ID
+	return e.layout(d.Manifest.MediaType, d.Manifest.Content, config)
 }
 
 // packedLayers packs the directories, once for their digests. They are packed
@@ -288,10 +324,15 @@ func (e *export) layout(mediaType string, manifest, config []byte) error {
 	for _, l := range e.layers {
 		docker[0].Layers = append(docker[0].Layers, blobMember(l.Digest))
 	}
-	for _, f := range []struct {
+	type member struct {
 		name string
 		v    any
-	}{{ispec.ImageLayoutFile, ispec.ImageLayout{Version: ispec.ImageLayoutVersion}}, {ispec.ImageIndexFile, index}, {"manifest.json", docker}} {
+	}
+	members := []member{{ispec.ImageLayoutFile, ispec.ImageLayout{Version: ispec.ImageLayoutVersion}}, {ispec.ImageIndexFile, index}}
+	if e.artifact == "" {
+		members = append(members, member{"manifest.json", docker})
+	}
+	for _, f := range members {
 		data, err := json.Marshal(f.v)
 		if err != nil {
 			return err

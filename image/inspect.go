@@ -117,7 +117,7 @@ func (s *Store) readDocuments(id string, list []digest.Digest, d *Details) (own 
 			if own, err = doc.parse(); err != nil {
 				return blobs{}, err
 			}
-			if own.config.Digest.String() == id {
+			if own.config.Digest.String() == id || own.artifact != nil && at.String() == id {
 				d.Manifest = details
 				continue
 			}

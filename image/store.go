@@ -220,8 +220,9 @@ func lean(c ispec.Image) ispec.Image {
 	return c
 }
 
-// RawConfig reads an image's config as it came, from the disk. ErrNotFound when
-// there is no such image (any more).
+// RawConfig reads an image's config as it came, from the disk; that of an artifact
+// need not be JSON, then it is a string of base64. ErrNotFound when there is no
+// such image (any more).
 func (s *Store) RawConfig(id string) (json.RawMessage, error) {
 	at := digest.Digest(id)
 	r := s.view.Load().byID[id]
@@ -234,6 +235,9 @@ func (s *Store) RawConfig(id string) (json.RawMessage, error) {
 	}
 	if err != nil {
 		return nil, fmt.Errorf("read config of image %s: %w", id, err)
+	}
+	if !json.Valid(data) {
+		return json.Marshal(data)
 	}
 	return data, nil
 }

@@ -59,7 +59,7 @@ func (s *Service) podName(c *sandbox.Container) string {
 
 func adminImage(r *image.Record, users []admin.User) admin.Image {
 	out := admin.Image{ID: r.ID, Tags: slices.Concat([]string{}, r.RepoTags), Digests: slices.Concat([]string{}, r.RepoDigests),
-		Size: r.Size, Pinned: r.Pinned, PulledAt: r.PulledAt, UsedBy: slices.Concat([]admin.User{}, users)}
+		Size: r.Size, Pinned: r.Pinned, Artifact: r.Artifact, PulledAt: r.PulledAt, UsedBy: slices.Concat([]admin.User{}, users)}
 	if c := r.Config.Created; c != nil && !c.IsZero() {
 		out.Created = c
 	}

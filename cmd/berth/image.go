@@ -107,6 +107,9 @@ func imageDetails(w io.Writer, i *admin.InspectImageReply, now time.Time) {
 	for _, t := range i.Digests {
 		fmt.Fprintf(w, "digest:\t%s\n", t)
 	}
+	if i.Artifact != "" {
+		fmt.Fprintf(w, "artifact:\t%s\n", i.Artifact)
+	}
 	fmt.Fprintf(w, "manifest:\t%s (%s)\n", i.Manifest.Digest, i.Manifest.MediaType)
 	for _, m := range i.Others {
 		fmt.Fprintf(w, "found by:\t%s (%s)\n", m.Digest, m.MediaType)

@@ -31,6 +31,8 @@ type Image struct {
 	Digests []string `json:"digests"`
 	Size    uint64   `json:"size"` // bytes on disk, also those it shares with others
 	Pinned  bool     `json:"pinned"`
+	// Artifact is the type of an OCI artifact; empty for a container image.
+	Artifact string `json:"artifact,omitempty"`
 	// Created is when the image was made; nil when it does not say.
 	Created  *time.Time `json:"created,omitempty"`
 	PulledAt time.Time  `json:"pulledAt"` // or imported, or given another name
