@@ -28,14 +28,14 @@ ROOT_FILES    = $(shell find . -name '*_root_test.go' -not -path './critest/*' -
 ROOT_TESTS    = ^($(shell cat /dev/null $(ROOT_FILES) | grep -oE '^func (Test|Fuzz)[A-Za-z0-9_]+' | cut -c6- | sort -u | paste -sd'|'))$$
 ROOT_PACKAGES = $(sort $(dir $(ROOT_FILES)))
 
-.PHONY: help deps build demo test unit root critest cases crash bench golden fuzz guest lint install clean
+.PHONY: help deps build demo test unit root critest cases crash images-real bench golden fuzz guest lint install clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
-	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 deps: ## install what a fresh machine lacks, pinned, below .deps (needs root, network)
-deps: $(STAMPS)/apt $(STAMPS)/runc-$(RUNC_VERSION) $(STAMPS)/cni-$(CNI_VERSION) $(STAMPS)/critools-$(CRITOOLS_VERSION) $(STAMPS)/busybox
+deps: $(STAMPS)/apt $(STAMPS)/runc-$(RUNC_VERSION) $(STAMPS)/cni-$(CNI_VERSION) $(STAMPS)/critools-$(CRITOOLS_VERSION) $(STAMPS)/busybox $(STAMPS)/debs-small
 	@echo "deps: all there (runc $(RUNC_VERSION), CNI plugins $(CNI_VERSION), crictl and critest $(CRITOOLS_VERSION))"
 
 $(STAMPS)/apt: Makefile
@@ -80,6 +80,42 @@ $(STAMPS)/busybox: | $(STAMPS)/apt
 	cd $$tmp
 	apt-get download -qq busybox 2>/dev/null || { apt-get update -qq; apt-get download -qq busybox 2>/dev/null; }
 	dpkg-deb -x busybox_*.deb $(DEPS)/images/busybox
+	touch $@
+
+# Packages that images of realistic shape are made of, see critest/images/debian.go.
+DEBS_SMALL := perl-modules-5.36 tzdata libpython3.11-stdlib
+DEBS_REAL  := bash coreutils libc6 dpkg perl-base util-linux python3.11-minimal libpython3.11-minimal \
+  libicu72 golang-1.19-src python3-django python3-sympy \
+  ghc openjdk-17-jdk-headless openjdk-17-jre-headless chromium libstd-rust-dev
+
+define download
+	@mkdir -p $(DEPS)/debs
+	cd $(DEPS)/debs
+	missing=()
+	for p in $(1); do
+	  compgen -G "$${p}_*.deb" >/dev/null || missing+=($$p)
+	done
+	if (( $${#missing[@]} )); then
+	  echo "deps: apt-get download $${missing[*]}"
+	  apt-get download -qq "$${missing[@]}" 2>/dev/null || { apt-get update -qq; apt-get download -qq "$${missing[@]}" 2>/dev/null; }
+	fi
+	touch $@
+endef
+
+$(STAMPS)/debs-small: | $(STAMPS)/apt
+	$(call download,$(DEBS_SMALL))
+
+$(STAMPS)/debs-real: | $(STAMPS)/debs-small
+	$(call download,$(DEBS_REAL))
+
+# The peer of the pull benchmark: `make bench PEERS=containerd`. igzip and unpigz
+# are kept from it there.
+CONTAINERD_VERSION := 2.4.2
+$(STAMPS)/containerd-$(CONTAINERD_VERSION):
+	@echo "deps: containerd $(CONTAINERD_VERSION)"
+	GOBIN=$(DEPS)/peers GOFLAGS=-trimpath go install -tags 'no_btrfs no_devmapper no_zfs' \
+	  -ldflags '-s -w -X github.com/containerd/containerd/v2/version.Version=v$(CONTAINERD_VERSION)' \
+	  github.com/containerd/containerd/v2/cmd/containerd@v$(CONTAINERD_VERSION)
 	touch $@
 
 build: ## build bin/berth and bin/berth-monitor, static
@@ -155,11 +191,18 @@ crash: build parts
 	go build -o $(BIN)/berth-crash ./crash
 	BERTH_BIN=$(BIN)/faults exec $(BIN)/berth-crash -sample $(SAMPLE)
 
-bench: ## times and memory against bare runc, CNI plugins and tar (needs root)
-bench: build parts
+images-real: ## pull images of Debian packages, 0.3 to 1.5 GB, 127 layers; compare every file (needs root, network)
+images-real: build parts $(STAMPS)/debs-real
+	@cd critest
+	BERTH_REAL=all go test -count=1 -v -timeout 30m -run '^TestRealImages$$' ./cases
+
+PEERS ?=
+PART  ?= all
+bench: ## times and memory against bare runc, CNI plugins and tar; PART=pods|pulls, PEERS=containerd (needs root)
+bench: build parts $(STAMPS)/debs-real $(if $(filter containerd,$(PEERS)),$(STAMPS)/containerd-$(CONTAINERD_VERSION))
 	@cd critest
 	go build -o $(BIN)/berth-bench ./bench
-	exec $(BIN)/berth-bench
+	exec $(BIN)/berth-bench -part $(PART) -peers '$(PEERS)'
 
 golden: ## rewrite the golden OCI specs; read the difference before committing it
 	@go test ./oci/spec -run 'Golden' -update

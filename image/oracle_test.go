@@ -36,6 +36,7 @@ type oracle struct {
 	own     map[string]bool      // what it made
 	through map[string]bool      // symlinks of lower layers that it wrote through
 	linked  map[string]bool      // files of lower layers that it linked
+	spelled map[string]bool      // what it made; true: by a name that leads through a link
 	clocks  map[string]time.Time // times that directories are to have
 	// Whether link counts can be told: overlay counts the names that an inode
 	// has in its layer, also those that a higher layer hides.
@@ -53,7 +54,7 @@ func newOracle(t testing.TB) *oracle {
 // apply adds a layer and returns the entries that it could use, in its order.
 func (o *oracle) apply(form tarForm, entries []member) []member {
 	o.form, o.own, o.held = form, map[string]bool{}, map[string]bool{}
-	o.through, o.linked = map[string]bool{}, map[string]bool{}
+	o.through, o.linked, o.spelled = map[string]bool{}, map[string]bool{}, map[string]bool{}
 	o.clocks = o.dirTimes()
 	use := make([]bool, len(entries))
 	for i, e := range entries {
@@ -223,6 +224,12 @@ func (o *oracle) add(e member) bool {
 			}
 		}
 	}
+	for made, led := range o.spelled {
+		// Of two entries for one name by two ways, which came first is not known.
+		if led != (real != name) && (made == real || !merges && strings.HasPrefix(made, real+"/")) {
+			return false
+		}
+	}
 	if e.kind == '1' && !o.linkable(tidy(e.link), real) {
 		return false
 	}
@@ -238,6 +245,11 @@ func (o *oracle) add(e member) bool {
 		o.clocks[real] = e.when
 		if o.form == gnuForm {
 			o.clocks[real] = e.when.Truncate(time.Second)
+		}
+	}
+	for at := real; at != "." && at != ""; at = path.Dir(at) {
+		if _, known := o.spelled[at]; !known && (at == real || o.own[at]) {
+			o.spelled[at] = real != name
 		}
 	}
 	o.own[real], o.held[real] = true, e.kind != '5'

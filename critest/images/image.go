@@ -44,6 +44,17 @@ const (
 	Plain
 )
 
+// String is the compression's name.
+func (c Compression) String() string {
+	switch c {
+	case Gzip:
+		return "gzip"
+	case Zstd:
+		return "zstd"
+	}
+	return "plain"
+}
+
 // Entry is one member of a layer. Header.Size is filled in from Data.
 type Entry struct {
 	tar.Header
