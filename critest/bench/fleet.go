@@ -4,10 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"os"
 	"slices"
-	"strconv"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -185,23 +182,9 @@ func printTimes(name string, times []time.Duration, cpu time.Duration) {
 	fmt.Printf("  %-50s %8.2f %8.2f %8.2f %8.2f\n", name, ms(times[0]), ms(median(times)), ms(times[len(times)*99/100]), ms(cpu))
 }
 
-// daemonCPU is the CPU time that the daemon has used, in steps of 10 ms. Unlike
-// times by the clock it does not depend on the machine's other work.
-func (b *bench) daemonCPU() time.Duration {
-	const tick = 10 * time.Millisecond // USER_HZ is 100 everywhere
-	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", b.node.PID()))
-	if err != nil {
-		return 0 // the daemon has ended; the next call says so
-	}
-	_, rest, _ := strings.Cut(string(text), ") ") // behind the name come state and numbers
-	fields := strings.Fields(rest)
-	if len(fields) < 13 {
-		return 0
-	}
-	user, _ := strconv.Atoi(fields[11])
-	system, _ := strconv.Atoi(fields[12])
-	return time.Duration(user+system) * tick
-}
+// daemonCPU is the CPU time that the daemon has used. Unlike times by the clock
+// it does not depend on the machine's other work.
+func (b *bench) daemonCPU() time.Duration { return processCPU(b.node.PID()) }
 
 // whileKilled repeats ListContainerStats as long as inits are being killed.
 func (b *bench) whileKilled(ctx context.Context, ids []string) error {

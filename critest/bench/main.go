@@ -1,6 +1,7 @@
 // Command bench measures berth against floors that no runtime can beat: the
 // same runc, the same CNI plugins and the same unpacking called by hand, in the
-// same run, in turns. It prints milliseconds and ratios.
+// same run, in turns; and pulls against containerd where that is wanted. It
+// prints milliseconds and ratios.
 //
 // It owns no state beyond its node. Times vary with the machine's neighbours by
 // a fifth and more: read ratios and minima.
@@ -28,7 +29,9 @@ func main() {
 	rounds := flag.Int("rounds", 15, "pods per measurement; 0 measures lists and statistics alone")
 	pods := flag.Int("pods", 20, "pods for the memory figures")
 	many := flag.Int("many", 300, "pods for lists and statistics")
-	megabytes := flag.Int("megabytes", 120, "size of the pulled image, unpacked")
+	part := flag.String("part", "all", "what to measure: pods, pulls or all")
+	peers := flag.String("peers", "", "also measure pulls of: containerd")
+	pullRounds := flag.Int("pull-rounds", 3, "pulls of each image by each")
 	flag.Parse()
 	if err := node.Isolate(); err != nil {
 		fmt.Fprintln(os.Stderr, "bench:", err)
@@ -36,16 +39,28 @@ func main() {
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 	defer stop()
-	b := &bench{rounds: *rounds, pods: *pods, many: *many, megabytes: *megabytes, times: map[string][]time.Duration{}}
-	if err := b.run(ctx); err != nil {
+	var err error
+	switch *part {
+	case "all", "pods", "pulls":
+	default:
+		err = fmt.Errorf("no part is called %q", *part)
+	}
+	if err == nil && *part != "pulls" {
+		b := &bench{rounds: *rounds, pods: *pods, many: *many, times: map[string][]time.Duration{}}
+		err = b.run(ctx)
+	}
+	if err == nil && *part != "pods" {
+		err = (&pulls{peers: *peers, rounds: *pullRounds}).run(ctx)
+	}
+	if err != nil {
 		fmt.Fprintln(os.Stderr, "bench:", err)
 		os.Exit(1)
 	}
 }
 
-// bench is one run.
+// bench is one run about pods.
 type bench struct {
-	rounds, pods, many, megabytes int
+	rounds, pods, many int
 
 	node     *node.Node
 	registry *registry.Registry
@@ -83,10 +98,7 @@ func (b *bench) run(ctx context.Context) (err error) {
 			return err
 		}
 	}
-	if err := b.fleet(ctx); err != nil || b.rounds == 0 {
-		return err
-	}
-	return b.pull(ctx)
+	return b.fleet(ctx)
 }
 
 // timed runs do and keeps how long it took under name.

@@ -1,22 +1,12 @@
 package main
 
 import (
-	"bytes"
 	"context"
 	"fmt"
-	"math/rand/v2"
 	"os"
-	"os/exec"
-	"path/filepath"
 	"slices"
 	"strings"
-	"sync"
 	"time"
-
-	"github.com/klauspost/compress/gzip"
-	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
-
-	"berth/critest/images"
 )
 
 // against pairs each call with the sum of floors that it cannot go below.
@@ -110,84 +100,4 @@ func field(file, name string) float64 {
 		}
 	}
 	return 0
-}
-
-// pull measures one cold pull of a many-layered image against gunzip and tar.
-func (b *bench) pull(ctx context.Context) error {
-	const count = 6
-	var layers []images.Layer
-	for i := range count {
-		l, err := images.NewLayer(images.Gzip, files(uint64(i), b.megabytes<<20/count)...)
-		if err != nil {
-			return err
-		}
-		layers = append(layers, l)
-	}
-	if _, err := (images.Image{Layers: layers}).Publish(b.registry, "bench/large", "1"); err != nil {
-		return err
-	}
-	err := b.timed("gunzip and tar", func() error { return b.untar(ctx, layers) })
-	if err != nil {
-		return err
-	}
-	err = b.timed("PullImage", func() error {
-		_, err := b.node.Images().PullImage(ctx, &cri.PullImageRequest{Image: &cri.ImageSpec{Image: "docker.io/bench/large:1"}})
-		return err
-	})
-	if err != nil {
-		return err
-	}
-	mine, floor := b.times["PullImage"][0], b.times["gunzip and tar"][0]
-	fmt.Printf("\ncold pull, %d MB in %d gzip layers: %.0f ms; gunzip and tar of the layers, all at once: %.0f ms; ratio %.2f\n",
-		b.megabytes, count, ms(mine), ms(floor), float64(mine)/float64(floor))
-	return nil
-}
-
-// untar unpacks every layer at once with GNU tar.
-func (b *bench) untar(ctx context.Context, layers []images.Layer) error {
-	var group sync.WaitGroup
-	errs := make([]error, len(layers))
-	for i, l := range layers {
-		dir := filepath.Join(b.node.Dir, "untar", fmt.Sprint(i))
-		if err := os.MkdirAll(dir, 0o700); err != nil {
-			return fmt.Errorf("make a directory: %w", err)
-		}
-		group.Go(func() {
-			z, err := gzip.NewReader(bytes.NewReader(l.Blob))
-			if err != nil {
-				errs[i] = err
-				return
-			}
-			cmd := exec.CommandContext(ctx, "tar", "-x", "-C", dir)
-			cmd.Stdin = z
-			errs[i] = cmd.Run()
-		})
-	}
-	group.Wait()
-	for _, err := range errs {
-		if err != nil {
-			return fmt.Errorf("unpack with tar: %w", err)
-		}
-	}
-	return nil
-}
-
-// files makes entries of 24 KiB on average, about half of it compressible.
-func files(seed uint64, bytes int) []images.Entry {
-	random := rand.New(rand.NewPCG(seed, 7))
-	var entries []images.Entry
-	for n := 0; bytes > 0; n++ {
-		if n%100 == 0 {
-			entries = append(entries, images.Dir(fmt.Sprintf("d%d-%d", seed, n/100), 0o755))
-		}
-		data := make([]byte, 1+random.IntN(48<<10))
-		for i := range data {
-			if i%2 == 0 {
-				data[i] = byte(random.Uint32())
-			}
-		}
-		entries = append(entries, images.File(fmt.Sprintf("d%d-%d/f%d", seed, n/100, n), 0o644, string(data)))
-		bytes -= len(data)
-	}
-	return entries
 }
