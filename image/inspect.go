@@ -3,6 +3,7 @@ package image
 import (
 	"encoding/json"
 	"fmt"
+	"maps"
 	"slices"
 
 	"github.com/opencontainers/go-digest"
@@ -26,6 +27,8 @@ type ManifestDetails struct {
 	Digest    digest.Digest
 	MediaType string
 	Content   json.RawMessage
+	// Signatures are what is stored of its signatures, checked or not: digests.
+	Signatures []digest.Digest
 }
 
 // LayerDetails is one layer of an image.
@@ -56,7 +59,7 @@ func (s *Store) Inspect(ref string) (*Details, error) {
 	if d.Config, err = s.RawConfig(r.ID); err != nil {
 		return nil, err
 	}
-	manifest, err := s.readDocuments(r.ID, parts.blobs, d)
+	manifest, err := s.readDocuments(r.ID, parts, d)
 	if err != nil {
 		return nil, fmt.Errorf("inspect image %s: %w", r.ID, err)
 	}
@@ -75,6 +78,7 @@ func (s *Store) Inspect(ref string) (*Details, error) {
 // parts are what an image's record refers to.
 type parts struct {
 	blobs   []digest.Digest
+	signed  map[digest.Digest][]digest.Digest // manifest → its signatures
 	layers  []*entry
 	sharers map[int][]string // layer number → ids of other images
 }
@@ -86,7 +90,7 @@ func (s *Store) partsOf(id string) (*parts, error) {
 	if img == nil {
 		return nil, fmt.Errorf("%w: %s", ErrNotFound, id)
 	}
-	p := &parts{blobs: slices.Clone(img.Blobs), layers: s.layers.entries(img.Layers), sharers: map[int][]string{}}
+	p := &parts{blobs: slices.Clone(img.Blobs), signed: maps.Clone(img.Signatures), layers: s.layers.entries(img.Layers), sharers: map[int][]string{}}
 	for other, o := range s.images {
 		for _, n := range distinct(o.Layers) {
 			if other != id && slices.Contains(img.Layers, n) {
@@ -102,8 +106,8 @@ func (s *Store) partsOf(id string) (*parts, error) {
 
 // readDocuments fills in the manifests and returns what the image's own refers
 // to: of several, the one that came last.
-func (s *Store) readDocuments(id string, list []digest.Digest, d *Details) (own blobs, err error) {
-	for _, at := range slices.Backward(list) {
+func (s *Store) readDocuments(id string, p *parts, d *Details) (own blobs, err error) {
+	for _, at := range slices.Backward(p.blobs) {
 		data, err := s.blobs.Get(at)
 		if err != nil {
 			return blobs{}, err
@@ -112,7 +116,7 @@ func (s *Store) readDocuments(id string, list []digest.Digest, d *Details) (own 
 		if err != nil {
 			return blobs{}, err
 		}
-		details := ManifestDetails{Digest: at, MediaType: doc.mediaType, Content: data}
+		details := ManifestDetails{Digest: at, MediaType: doc.mediaType, Content: data, Signatures: p.signed[at]}
 		if !doc.isIndex() && d.Manifest.Digest == "" {
 			if own, err = doc.parse(); err != nil {
 				return blobs{}, err

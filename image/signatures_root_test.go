@@ -306,6 +306,9 @@ func TestSignaturesAreKeptWithTheImage(t *testing.T) {
 	if n := blobs(); n != 4 {
 		t.Errorf("%d blobs, want config, manifest and two signatures", n)
 	}
+	if d, err := e.store.Inspect(e.ref); err != nil || len(d.Manifest.Signatures) != 2 {
+		t.Errorf("inspect shows %+v, %v", d, err)
+	}
 	e.store = reopen(t, e.store)
 	e.wants("use after a restart", e.use(e.id, e.ref, ""), "")
 

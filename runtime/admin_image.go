@@ -88,7 +88,11 @@ func (s *Service) inspectImage(_ context.Context, req *admin.InspectImageRequest
 }
 
 func adminManifest(m image.ManifestDetails) admin.Manifest {
-	return admin.Manifest{Digest: m.Digest.String(), MediaType: m.MediaType, Content: m.Content}
+	out := admin.Manifest{Digest: m.Digest.String(), MediaType: m.MediaType, Content: m.Content, Signatures: []string{}}
+	for _, d := range m.Signatures {
+		out.Signatures = append(out.Signatures, d.String())
+	}
+	return out
 }
 
 // removeImage removes an image with all its names, as CRI's RemoveImage does, but

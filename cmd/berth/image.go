@@ -114,6 +114,11 @@ func imageDetails(w io.Writer, i *admin.InspectImageReply, now time.Time) {
 	for _, m := range i.Others {
 		fmt.Fprintf(w, "found by:\t%s (%s)\n", m.Digest, m.MediaType)
 	}
+	signatures := len(i.Manifest.Signatures)
+	for _, m := range i.Others {
+		signatures += len(m.Signatures)
+	}
+	fmt.Fprintf(w, "signatures:\t%d\n", signatures)
 	fmt.Fprintf(w, "size:\t%s (%d bytes)\n", size(float64(i.Size)), i.Size)
 	fmt.Fprintf(w, "pinned:\t%v\n", i.Pinned)
 	fmt.Fprintf(w, "pulled:\t%s (%s ago)\n", i.PulledAt.Format(time.RFC3339), ago(now, i.PulledAt))

@@ -67,6 +67,8 @@ type Manifest struct {
 	Digest    string          `json:"digest"`
 	MediaType string          `json:"mediaType"`
 	Content   json.RawMessage `json:"content"`
+	// Signatures are the digests of what is stored of its signatures.
+	Signatures []string `json:"signatures"`
 }
 
 // Layer is one of an image.
