@@ -176,7 +176,7 @@ func (s *Store) importDocker(ctx context.Context, r ImportRequest) ([]string, er
 
 // fetchFile fetches one image of an archive, for all to see.
 func (s *Store) fetchFile(ctx context.Context, j job, file string) (string, error) {
-	j.track = s.board.begin("import", firstName(j.tags, file))
+	j.track = s.board.begin(opImport, firstName(j.tags, file))
 	id, err := s.fetch(ctx, j)
 	if err == nil {
 		j.track.end(id, nil)

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/opencontainers/go-digest"
@@ -27,6 +28,12 @@ const (
 	StageReused    Stage = "reused"    // was here, or another pull fetched it
 	StageDone      Stage = "done"
 	StageFailed    Stage = "failed"
+)
+
+// Values of Progress.Op.
+const (
+	opPull   = "pull"
+	opImport = "import"
 )
 
 // Progress is how far a pull or an import has come. Bytes are those of the
@@ -96,6 +103,8 @@ const lingering = 10 * time.Second
 
 // board is where all pulls and imports are watched.
 type board struct {
+	pulled, imported atomic.Int64 // bytes
+
 	mu    sync.Mutex
 	all   []*tracker     // in the order they began; guarded by mu
 	ended func(Progress) // guarded by mu; may be nil
@@ -110,6 +119,12 @@ func (s *Store) Progress() []Progress {
 		list = append(list, t.snapshot(now))
 	}
 	return list
+}
+
+// Fetched are the bytes of layers that have come since the store was opened, from
+// registries and from archives.
+func (s *Store) Fetched() (pulled, imported int64) {
+	return s.board.pulled.Load(), s.board.imported.Load()
 }
 
 // WatchPulls has f called with the last state of each pull and import as it
@@ -215,6 +230,11 @@ func (t *tracker) got(blob digest.Digest, bytes int) {
 	l := t.find(blob)
 	if l == nil {
 		return
+	}
+	if t.p.Op == opImport {
+		t.board.imported.Add(int64(bytes))
+	} else {
+		t.board.pulled.Add(int64(bytes))
 	}
 	t.meter.add(now, int64(bytes))
 	l.meter.add(now, int64(bytes))

@@ -75,7 +75,7 @@ func (s *Store) pullName(ctx context.Context, n name, r PullRequest) (string, er
 	}
 	key := n.String() + "\x00" + r.Credentials.key() + "\x00" + file
 	return s.flights.join(ctx, s.life, key, func(ctx context.Context) (string, error) {
-		t := s.board.begin("pull", n.String())
+		t := s.board.begin(opPull, n.String())
 		id, err := s.pull(ctx, job{repository: n, track: t}, r.Credentials, file)
 		if err != nil {
 			id, err = "", s.describe("pull image", n.String(), err, r.Credentials.secrets())

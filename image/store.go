@@ -87,6 +87,8 @@ type view struct {
 type Usage struct {
 	Mountpoint string // the store's root directory
 	Bytes      uint64 // allocated, as du counts
+	Layers     uint64 // the part of Bytes that layers take
+	Left       uint64 // the part that pulls take that broke off, to be resumed
 	Inodes     uint64
 }
 
@@ -362,8 +364,9 @@ func (s *Store) List() []*Record { return s.view.Load().list }
 // Usage says what the store takes, without looking at the disk. What waits in
 // the trash or is being pulled is not in it.
 func (s *Store) Usage() Usage {
-	u := s.view.Load().overhead.Add(s.layers.usage()).Add(s.left.usage())
-	return Usage{Mountpoint: s.root, Bytes: u.Bytes, Inodes: u.Inodes}
+	layers, left := s.layers.usage(), s.left.usage()
+	u := s.view.Load().overhead.Add(layers).Add(left)
+	return Usage{Mountpoint: s.root, Bytes: u.Bytes, Layers: layers.Bytes, Left: left.Bytes, Inodes: u.Inodes}
 }
 
 // Resolve finds an image by id (also in part, when it is the only one), by

@@ -17,6 +17,7 @@ import (
 	"google.golang.org/grpc/status"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"berth/runtime/exporter"
 	"berth/runtime/operation"
 )
 
@@ -84,14 +85,14 @@ func (s *Service) Server() *grpc.Server {
 // panic in one RPC from ending the daemon.
 func (s *Service) intercept(ctx context.Context, req any, info *grpc.UnaryServerInfo, next grpc.UnaryHandler) (reply any, err error) {
 	began := time.Now()
-	defer func() { err = s.ended(call{info.FullMethod, began, req}, recover(), err) }()
+	defer func() { err = s.ended(call{info.FullMethod, began, req, false}, recover(), err) }()
 	return next(ctx, req)
 }
 
 // interceptStream does the same for an RPC that answers with a stream.
 func (s *Service) interceptStream(srv any, stream grpc.ServerStream, info *grpc.StreamServerInfo, next grpc.StreamHandler) (err error) {
 	began := time.Now()
-	defer func() { err = s.ended(call{info.FullMethod, began, nil}, recover(), err) }()
+	defer func() { err = s.ended(call{info.FullMethod, began, nil, true}, recover(), err) }()
 	return next(srv, stream)
 }
 
@@ -100,6 +101,7 @@ type call struct {
 	method string
 	began  time.Time
 	req    any // nil where the log needs nothing of it
+	stream bool
 }
 
 // ended turns the outcome of an RPC into the error that its caller gets.
@@ -111,10 +113,13 @@ func (s *Service) ended(c call, panicked any, err error) error {
 	if p := (*operation.PanicError)(nil); errors.As(err, &p) {
 		s.logPanic(rpc, p)
 	}
-	if err = statusOf(err); err == nil {
+	err = statusOf(err)
+	took := time.Since(c.began)
+	s.metrics.RPC(exporter.RPC{Service: filepath.Base(filepath.Dir(c.method)), Method: rpc, Code: status.Code(err).String(), Took: took, Stream: c.stream})
+	if err == nil {
 		return nil
 	}
-	log := s.Log.WithFields(logrus.Fields{"rpc": rpc, "code": status.Code(err).String(), "took": time.Since(c.began).Round(time.Millisecond)})
+	log := s.Log.WithFields(logrus.Fields{"rpc": rpc, "code": status.Code(err).String(), "took": took.Round(time.Millisecond)})
 	for key, id := range idsOf(c.req) {
 		log = log.WithField(key, readable(id))
 	}

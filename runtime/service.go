@@ -25,6 +25,7 @@ import (
 	"berth/runtime/apparmor"
 	"berth/runtime/cdi"
 	"berth/runtime/config"
+	"berth/runtime/exporter"
 	"berth/runtime/nri"
 	"berth/runtime/operation"
 	"berth/runtime/selinux"
@@ -57,6 +58,8 @@ type Parts struct {
 	SELinux   *selinux.Policy   // nil where SELinux is not used
 	PauseDir  string            // rootfs of pause containers
 	Streams   *streaming.Server
+	// MonitorPID tells the pid of the monitor, 0 while none is connected; may be nil.
+	MonitorPID func() int
 }
 
 // Service is CRI's RuntimeService.
@@ -74,6 +77,7 @@ type Service struct {
 	starts     starts
 	events     events
 	podLife    podLife
+	metrics    *exporter.Metrics
 	stats      *stats.Collector
 	writable   *stats.Directory // the containers' directory, where it is not on the images' filesystem; else nil
 	cdi        *cdi.Devices
@@ -115,6 +119,9 @@ func New(p Parts) (*Service, error) {
 		podLife:    podLife{pods: map[string]life{}},
 		stats:      stats.NewCollector(stats.OpenCgroups(stats.DefaultRoot), rootfs.Usage),
 	}
+	s.metrics = exporter.New(p.Version, s.scraped)
+	s.operations.Watch(s.operationEnded)
+	p.Images.WatchPulls(s.pullEnded)
 	if s.plugins, err = s.newPlugins(); err != nil {
 		return nil, err
 	}

@@ -16,6 +16,7 @@ import (
 	"berth/oci/spec"
 	"berth/runtime"
 	"berth/runtime/config"
+	"berth/runtime/exporter"
 	"berth/runtime/nri"
 	"berth/runtime/resolve"
 )
@@ -50,6 +51,7 @@ func checkNode(c config.Config) config.Problems {
 	checkFiles(c, refuse)
 	checkDirectories(c, refuse)
 	checkStreams(c.Streaming, refuse)
+	checkMetrics(c.Metrics, refuse)
 	checkHandlers(c, refuse)
 	return p
 }
@@ -152,6 +154,24 @@ func checkStreams(c config.Streaming, refuse func(string, error)) {
 	if cert == nil && key == nil {
 		_, err := tls.LoadX509KeyPair(c.TLSCert, c.TLSKey)
 		refuse("streaming.tls_cert", err)
+	}
+}
+
+// checkMetrics: the address is the node's.
+func checkMetrics(c config.Metrics, refuse func(string, error)) {
+	if c.Address == "" {
+		return
+	}
+	address, err := exporter.Address(c.Address)
+	if err != nil {
+		refuse("metrics.address", err)
+		return
+	}
+	host, _, _ := net.SplitHostPort(address) // Address has joined it
+	if l, err := net.Listen("tcp", net.JoinHostPort(host, "0")); err != nil {
+		refuse("metrics.address", fmt.Errorf("%s is no address of this node: %w", host, err))
+	} else {
+		_ = l.Close()
 	}
 }
 

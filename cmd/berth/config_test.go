@@ -125,6 +125,7 @@ func TestCheckLooksAtTheNode(t *testing.T) {
 		{"image.auth_file", "@auth.json", "@none", "no such file"},
 		{"streaming.address", `"127.0.0.1"`, `"192.0.2.7"`, "192.0.2.7 is no address of this node"},
 		{"streaming.address", `"0.0.0.0"`, `"2001:db8::7"`, "2001:db8::7 is no address of this node"},
+		{"metrics.address", `":9323"`, `"192.0.2.7:9323"`, "192.0.2.7 is no address of this node"},
 		{"streaming.tls_cert", "@a.crt\nstreaming.tls_key = @a.key", "@a.crt\nstreaming.tls_key = @b.key", "does not match"},
 		{"streaming.tls_cert", "@a.crt\nstreaming.tls_key = @a.key", "@plain\nstreaming.tls_key = @a.key", "PEM"},
 		{"streaming.tls_cert", "@a.crt\nstreaming.tls_key = @a.key", "@none\nstreaming.tls_key = @a.key", "no such file"},

@@ -44,6 +44,7 @@ func (d *assembled) handlers(ctx context.Context, cfg config.Config, log *logrus
 		return err
 	}
 	d.closers = append(d.closers, func() { logError(log, client.Close()) })
+	parts.MonitorPID = client.MonitorPID
 	defer close(made)
 	if err := openHandlers(cfg, client, parts); err != nil {
 		return err

@@ -21,6 +21,7 @@ var rooms = map[string][]string{
 	"berth/runtime/apparmor":   {},
 	"berth/runtime/cdi":        {"berth/oci/spec"},
 	"berth/runtime/config":     {},
+	"berth/runtime/exporter":   {},
 	"berth/runtime/nri":        {},
 	"berth/runtime/operation":  {},
 	"berth/runtime/resolve":    {"berth/oci/spec"},

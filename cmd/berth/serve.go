@@ -219,6 +219,9 @@ func (d *assembled) run(ctx context.Context, cfg config.Config, log *logrus.Entr
 	if err := d.service.StartPlugins(); err != nil {
 		return err
 	}
+	if err := d.serveMetrics(cfg.Metrics.Address, log); err != nil {
+		return err
+	}
 	l, err := runtime.Listen(cfg.Socket)
 	if err != nil {
 		return err
@@ -255,6 +258,20 @@ func endAnyway(log *logrus.Entry) {
 		log.Error("the daemon cannot be closed, so it just ends")
 		os.Exit(1)
 	})
+}
+
+// serveMetrics lets Prometheus scrape, where an address is configured.
+func (d *assembled) serveMetrics(address string, log *logrus.Entry) error {
+	if address == "" {
+		return nil
+	}
+	s, err := d.service.Metrics().Listen(address)
+	if err != nil {
+		return fmt.Errorf("key \"metrics.address\": %w", err)
+	}
+	log.WithField("address", s.Addr()).Info("serving metrics")
+	d.closers = append(d.closers, func() { logError(log, s.Close()) })
+	return nil
 }
 
 // hangUp ends a server whose operations have ended: their replies still go out,

@@ -103,6 +103,9 @@ func (n *Node) config() string {
 	if n.options.Settings["streaming"] != "" {
 		table("streaming")
 	}
+	if n.options.Settings["metrics"] != "" {
+		table("metrics")
+	}
 	table("runtime", `default_handler = "runc"`, fmt.Sprintf("cgroup_driver = %q", either(n.options.CgroupDriver, "cgroupfs")))
 	table("runtime.handlers.runc", fmt.Sprintf("path = %q", filepath.Join(n.Deps, "bin", "runc")))
 	for _, name := range slices.Sorted(maps.Keys(n.options.Settings)) {

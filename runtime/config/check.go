@@ -2,9 +2,11 @@ package config
 
 import (
 	"maps"
+	"net"
 	"net/netip"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 	"unicode"
@@ -25,6 +27,7 @@ func (c Config) Check() Problems {
 	c.checkRanges(&p)
 	c.checkWords(&p)
 	c.checkStreaming(&p)
+	c.checkMetrics(&p)
 	c.checkHandlers(&p)
 	return p
 }
@@ -165,6 +168,23 @@ func (c Config) checkStreaming(p *Problems) {
 	}
 	if c.Streaming.TLSCert == "" && c.Streaming.TLSKey != "" {
 		p.Refuse("streaming.tls_cert", "empty, but tls_key is %q: both or none", c.Streaming.TLSKey)
+	}
+}
+
+func (c Config) checkMetrics(p *Problems) {
+	if c.Metrics.Address == "" {
+		return
+	}
+	host, port, err := net.SplitHostPort(c.Metrics.Address)
+	if err != nil {
+		p.Refuse("metrics.address", "%q is not host:port or :port", c.Metrics.Address)
+		return
+	}
+	if _, err := netip.ParseAddr(host); err != nil && host != "" {
+		p.Refuse("metrics.address", "%q is not an IP address", host)
+	}
+	if _, err := strconv.ParseUint(port, 10, 16); err != nil {
+		p.Refuse("metrics.address", "%q is not a port, 0 to 65535", port)
 	}
 }
 

@@ -33,6 +33,12 @@ type Config struct {
 	Streaming Streaming `toml:"streaming" comment:"The server of exec, attach and port-forward, which the kubelet is sent to."`
 	Runtime   Runtime   `toml:"runtime" comment:"Sandboxes and containers."`
 	NRI       NRI       `toml:"nri" comment:"Plugins that see and adjust pods and containers (Node Resource Interface)."`
+	Metrics   Metrics   `toml:"metrics" comment:"The daemon's own metrics."`
+}
+
+// Metrics configures package runtime/exporter.
+type Metrics struct {
+	Address string `toml:"address" comment:"Where Prometheus scrapes over HTTP, at /metrics: host:port, the host an IP address, or :port for loopback; port 0: any free one. Empty: nowhere."`
 }
 
 // NRI's switch.

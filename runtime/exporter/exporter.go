@@ -24,7 +24,7 @@ type State struct {
 	Pulls      map[string]int   // running ones, by op: pull, import
 	PullBytes  map[string]int64 // fetched since the start, by op
 	Images     int
-	ImageBytes map[string]uint64 // on disk, by kind: layers, other
+	ImageBytes map[string]uint64 // on disk, by kind: layers, resumable, other
 	ImageFiles uint64            // inodes
 	Pods       map[string]int    // by state
 	Containers map[string]int    // by state
@@ -50,7 +50,6 @@ type Metrics struct {
 	failures    *prometheus.CounterVec
 	layers      *prometheus.CounterVec
 	resumed     prometheus.Counter
-	preloads    *prometheus.CounterVec
 }
 
 // New makes metrics at zero; state is asked at each scrape and must not block.
@@ -73,7 +72,6 @@ func New(version string, state func() State) *Metrics {
 	m.failures = counter("berth_pull_failures_total", "Pulls and imports that failed.", "op", "reason")
 	m.layers = counter("berth_pull_layers_total", "Layers of pulls and imports that ended well.", "op", "how")
 	m.resumed = counter("berth_pull_resumed_bytes_total", "Bytes that pulls had from an earlier try.").WithLabelValues()
-	m.preloads = counter("berth_preload_files_total", "Archives of the preload directory that were looked at.", "result")
 
 	info := prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: "berth_build_info", Help: "Always 1."}, []string{"version"})
 	info.WithLabelValues(version).Set(1)
@@ -124,6 +122,3 @@ func (m *Metrics) Pull(p Pull) {
 	m.layers.WithLabelValues(p.Op, "resumed").Add(float64(p.Resumed))
 	m.resumed.Add(float64(p.ResumedBytes))
 }
-
-// Preload counts an archive of the preload directory: imported, known, failed.
-func (m *Metrics) Preload(result string) { m.preloads.WithLabelValues(result).Inc() }

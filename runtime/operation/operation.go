@@ -111,10 +111,15 @@ type Group struct {
 	mu      sync.Mutex
 	running map[string]*Operation // guarded by mu
 	wg      sync.WaitGroup
+	ended   func(*Operation) // nil: nobody watches
 }
 
 // NewGroup returns an empty group.
 func NewGroup() *Group { return &Group{running: map[string]*Operation{}} }
+
+// Watch has f called with each operation that has ended, before its callers hear
+// of it. f must not block. To be called once, before the first operation.
+func (g *Group) Watch(f func(*Operation)) { g.ended = f }
 
 // Request describes an operation to Do.
 type Request struct {
@@ -187,6 +192,9 @@ func (g *Group) run(ctx context.Context, key string, o *Operation, fn func(conte
 	g.mu.Lock()
 	delete(g.running, key)
 	g.mu.Unlock()
+	if g.ended != nil {
+		g.ended(o)
+	}
 	close(o.done)
 }
 
