@@ -27,6 +27,9 @@ func (s *Store) use(o Options) error {
 	if o.MaxConcurrentDownloads <= 0 {
 		o.MaxConcurrentDownloads = 3
 	}
+	if o.ConnectionsPerLayer <= 0 {
+		o.ConnectionsPerLayer = 4
+	}
 	if o.MaxConcurrentUnpacks <= 0 {
 		o.MaxConcurrentUnpacks = 16
 	}

@@ -172,7 +172,7 @@ func (s *Store) fetchOnce(ctx context.Context, j job, fresh map[string]bool) (st
 	defer src.Close()
 	r := &run{store: s, src: src, fresh: fresh, job: j, signatures: map[digest.Digest][][]byte{}}
 	if from, ok := src.(*remote); ok {
-		r.remote = fetch.New(from, s.patience())
+		r.remote = fetch.New(from, s.patience(), fetch.Ranges{Connections: s.options().ConnectionsPerLayer, Room: s.ranges})
 	}
 	if err := r.inspect(ctx); err != nil {
 		return "", err

@@ -13,7 +13,10 @@ type slots struct {
 	large  chan struct{}                 // and one more for each that needs a lot of memory
 }
 
-const largeSlots = 2
+const (
+	largeSlots  = 2
+	rangeMemory = 128 << 20 // bytes of layers that come in ranges, see package fetch
+)
 
 func newSlots(layers int) *slots {
 	s := &slots{large: make(chan struct{}, largeSlots)}

@@ -17,6 +17,7 @@ import (
 	ispec "github.com/opencontainers/image-spec/specs-go/v1"
 
 	"berth/image/content"
+	"berth/image/fetch"
 	"berth/image/layer"
 	"berth/image/policy"
 	"berth/image/registries"
@@ -26,6 +27,7 @@ import (
 type Options struct {
 	Root                   string        // required: the images directory
 	MaxConcurrentDownloads int           // layers of one pull at the same time; 3
+	ConnectionsPerLayer    int           // for a large layer whose registry is slow; 4
 	MaxConcurrentUnpacks   int           // layers of all pulls and imports at the same time; 16
 	RegistriesConf         string        // containers-registries.conf(5); its drop-ins are in <path>.d
 	HostsDir               string        // containerd's directory of hosts.toml files; none
@@ -69,6 +71,7 @@ type Store struct {
 	board   board
 	claims  claims
 	slots   *slots
+	ranges  *fetch.Memory
 	durable *durability
 	closing context.CancelFunc
 	closed  sync.Once
@@ -109,7 +112,7 @@ func openOn(ctx context.Context, o Options, d *disk) (*Store, error) {
 			return nil, fmt.Errorf("open image store: %w", err)
 		}
 	}
-	s := &Store{root: o.Root, disk: d, slots: newSlots(1), holders: map[string]map[string]bool{}, configs: map[string]ispec.Image{}}
+	s := &Store{root: o.Root, disk: d, slots: newSlots(1), ranges: fetch.NewMemory(rangeMemory), holders: map[string]map[string]bool{}, configs: map[string]ispec.Image{}}
 	if err := s.use(o); err != nil {
 		return nil, fmt.Errorf("open image store: %w", err)
 	}

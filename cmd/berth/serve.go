@@ -201,6 +201,7 @@ func imageOptions(cfg config.Config) image.Options {
 		IdleTimeout: time.Duration(cfg.Image.IdleTimeout), KeepLayerBlobs: cfg.Image.KeepLayerBlobs, Pinned: cfg.Image.Pinned,
 		MinRate: cfg.Image.MinRate, MinRateWindow: time.Duration(cfg.Image.MinRateWindow),
 		PartialBytes: partial, PartialAge: time.Duration(cfg.Image.PartialAge),
+		ConnectionsPerLayer:  cfg.Image.ConnectionsPerLayer,
 		MaxConcurrentUnpacks: cfg.Image.MaxConcurrentUnpacks,
 	}
 }

@@ -44,12 +44,16 @@ type Source interface {
 type Client struct {
 	source   Source
 	patience Patience
+	ranges   Ranges
 	pause    time.Duration // after a break; doubled with each in a row
+
+	rangeSize  int64         // see the constants of these names
+	splitAfter time.Duration //
 }
 
 // New makes a client of an image's source. Nothing is connected yet.
-func New(source Source, p Patience) *Client {
-	return &Client{source: source, patience: p, pause: 200 * time.Millisecond}
+func New(source Source, p Patience, r Ranges) *Client {
+	return &Client{source: source, patience: p, ranges: r, pause: 200 * time.Millisecond, rangeSize: rangeSize, splitAfter: splitAfter}
 }
 
 // get opens a blob from a byte on; length < 0: to its end.

@@ -66,7 +66,7 @@ func client(t *testing.T, p Patience, servers ...*server) *Client {
 	if p.Idle == 0 {
 		p.Idle = time.Minute
 	}
-	c := New(source(servers), p)
+	c := New(source(servers), p, Ranges{})
 	c.pause = time.Millisecond
 	return c
 }
@@ -90,7 +90,7 @@ func (s source) Part(ctx context.Context, d digest.Digest, from, length int64) (
 	if err != nil {
 		return nil, err
 	}
-	p := &Part{ReadCloser: answer.Body, Size: answer.ContentLength, Broke: func(error) { copy(s, append(s[1:len(s):len(s)], s[0])) }}
+	p := &Part{ReadCloser: answer.Body, Size: answer.ContentLength, Ranged: answer.Header.Get("Accept-Ranges") == "bytes", Broke: func(error) { copy(s, append(s[1:len(s):len(s)], s[0])) }}
 	switch answer.StatusCode {
 	case http.StatusOK:
 		return p, nil

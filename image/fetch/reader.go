@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"math/rand/v2"
+	"sync"
 	"time"
 )
 
@@ -22,6 +23,17 @@ type Reader struct {
 	blob   Blob
 	guard  *Guard
 	body   *Part // nil: to be opened
+
+	// Ranges, see split.
+	pieces  []*piece // in order, from limit on or from at on
+	limit   int64    // where body is to stop; 0: at the end
+	next    int64    // where the next range is to begin
+	splits  int      // failures
+	filling sync.WaitGroup
+	ranging context.Context    // of the ranges
+	stop    context.CancelFunc // ends them
+	began   time.Time          // of the stream at hand
+	waited  time.Duration      // for it
 
 	at     int64 // bytes of the blob that have been read
 	mark   int64 // at when the last break happened
@@ -50,6 +62,13 @@ func (r *Reader) Read(b []byte) (int, error) {
 		if r.at == r.blob.Size {
 			return 0, r.end()
 		}
+		if len(r.pieces) > 0 && r.at >= r.limit {
+			r.drop()
+			if n, err := r.readPiece(b); n > 0 || err != nil {
+				return n, err
+			}
+			continue
+		}
 		if r.body == nil {
 			if err := r.connect(); err != nil {
 				return 0, err
@@ -57,6 +76,7 @@ func (r *Reader) Read(b []byte) (int, error) {
 		}
 		n, err := r.read(b)
 		if n > 0 || err == nil {
+			r.split()
 			return n, nil // the error comes again
 		}
 		if r.guard.Ctx.Err() != nil {
@@ -89,9 +109,14 @@ func (r *Reader) end() error {
 
 // read is one read of the part at hand.
 func (r *Reader) read(b []byte) (int, error) {
+	end := r.blob.Size
+	if len(r.pieces) > 0 {
+		end = r.limit
+	}
 	r.guard.begin()
-	n, err := r.body.Read(b[:min(int64(len(b)), r.blob.Size-r.at)])
+	n, err := r.body.Read(b[:min(int64(len(b)), end-r.at)])
 	r.at += int64(n)
+	r.waited += time.Since(r.guard.since)
 	if slow := r.guard.end(n); slow != nil {
 		return 0, slow
 	}
@@ -109,7 +134,7 @@ func (r *Reader) connect() error {
 		if err != nil {
 			return r.guard.Explain(err)
 		}
-		r.body = p
+		r.body, r.began, r.waited = p, time.Now(), 0
 		if err = r.skip(r.at - p.From); err == nil {
 			return nil
 		}
@@ -177,6 +202,9 @@ func (r *Reader) drop() {
 // Close ends the stream and its connection.
 func (r *Reader) Close() error {
 	r.guard.Stop()
+	if len(r.pieces) > 0 {
+		r.join()
+	}
 	r.drop()
 	return nil
 }

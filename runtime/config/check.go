@@ -108,6 +108,7 @@ func (c Config) checkRanges(p *Problems) {
 		v, low, high int64
 	}{
 		{"image.max_concurrent_downloads", int64(c.Image.MaxConcurrentDownloads), 1, 64},
+		{"image.connections_per_layer", int64(c.Image.ConnectionsPerLayer), 1, 16},
 		{"image.max_concurrent_unpacks", int64(c.Image.MaxConcurrentUnpacks), 1, 256},
 		{"image.partial_bytes", c.Image.PartialBytes, 0, 1 << 50},
 		{"image.min_rate", c.Image.MinRate, 0, 1 << 30},

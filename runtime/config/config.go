@@ -80,6 +80,7 @@ type Image struct {
 	IdleTimeout            Duration `toml:"idle_timeout" live:"yes" comment:"A layer that brings no byte for this long fails the pull."`
 	MinRate                int64    `toml:"min_rate" live:"yes" comment:"Bytes a second that a layer must bring on the average of min_rate_window, counting only the time that is spent waiting for them; less fails the pull. 0: no such rule."`
 	MinRateWindow          Duration `toml:"min_rate_window" live:"yes" comment:"Over how much waiting min_rate is taken."`
+	ConnectionsPerLayer    int      `toml:"connections_per_layer" live:"yes" comment:"Connections for one layer at most (1 to 16). A layer begins with one; what is large and mostly waited for comes in ranges over several, where the registry knows ranges. 1: always one."`
 	PartialBytes           int64    `toml:"partial_bytes" live:"yes" comment:"Bytes that pulls which broke off may leave on disk, so that the next one goes on from there: beginnings of large layers, and whole layers. The oldest go first, all of them when the disk is full. 0: nothing is left."`
 	PartialAge             Duration `toml:"partial_age" live:"yes" comment:"How long they stay."`
 	MaxConcurrentUnpacks   int      `toml:"max_concurrent_unpacks" live:"yes" comment:"Layers fetched and unpacked at once by all pulls and imports together (1 to 256). It bounds memory (2 MiB each, of zstd layers as much as they were compressed with: mostly 8 MiB) and connections."`
@@ -168,7 +169,8 @@ func Default() Config {
 		CNI: CNI{ConfDir: "/etc/cni/net.d", BinDirs: []string{"/opt/cni/bin"}, Timeout: Duration(2 * time.Minute)},
 		Image: Image{MaxConcurrentDownloads: 6, IdleTimeout: Duration(2 * time.Minute), MinRate: 1 << 10,
 			MinRateWindow: Duration(time.Minute), MaxConcurrentUnpacks: 16,
-			PartialBytes: 4 << 30, PartialAge: Duration(24 * time.Hour),
+			ConnectionsPerLayer: 4,
+			PartialBytes:        4 << 30, PartialAge: Duration(24 * time.Hour),
 			Pinned: []string{}},
 		Streaming: Streaming{Address: "127.0.0.1", URLLifetime: Duration(time.Minute), IdleTimeout: Duration(4 * time.Hour)},
 		Runtime: Runtime{
