@@ -12,16 +12,15 @@ import (
 
 const configFile = "config.json"
 
-// WriteBundle makes the bundle directory, mode 0711 (root of a user namespace, who
-// is another user of the node, passes through it to its rootfs), and replaces its
-// config.json atomically. It does not sync: a bundle does not outlive a reboot.
+// WriteBundle makes the bundle directory where it is missing, mode 0700, and
+// replaces its config.json atomically. It does not sync: a bundle does not outlive a reboot.
 // RemoveBundle undoes it, also when it fails.
 func WriteBundle(dir string, s *rspec.Spec) error {
 	data, err := json.Marshal(s)
 	if err != nil {
 		return fmt.Errorf("encode specification: %w", err)
 	}
-	if err := os.MkdirAll(dir, 0o711); err != nil {
+	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return fmt.Errorf("make bundle: %w", err)
 	}
 	path := filepath.Join(dir, configFile)

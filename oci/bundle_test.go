@@ -30,7 +30,7 @@ func TestBundleIsWrittenReadAndRemoved(t *testing.T) {
 			t.Errorf("process = %+v, %v", p, err)
 		}
 	}
-	if info, _ := os.Stat(dir); info.Mode().Perm() != 0o711 {
+	if info, _ := os.Stat(dir); info.Mode().Perm() != 0o700 {
 		t.Errorf("mode of the bundle is %v", info.Mode())
 	}
 	if entries, _ := os.ReadDir(dir); len(entries) != 1 {

@@ -249,8 +249,8 @@ func (s *Service) mountRootfs(sb *sandbox.Sandbox, c *sandbox.Container, img *im
 	if !s.Images.Hold(img.ID, c.ID) {
 		return fmt.Errorf("hold layers of image %s: %w", img.ID, image.ErrNotFound)
 	}
-	if err := os.MkdirAll(s.bundleDir(c.ID), 0o711); err != nil {
-		return fmt.Errorf("make bundle directory: %w", err)
+	if err := s.makeBundle(sb, c.ID); err != nil {
+		return err
 	}
 	dir := s.Records.Containers.Dir(c.ID)
 	return rootfs.Create(rootfs.Mount{

@@ -110,6 +110,9 @@ func (s *Service) mountVolumes(sb *sandbox.Sandbox, c *sandbox.Container, volume
 		if !s.Images.Hold(img.ID, c.ID) {
 			return nil, spec.ImageVolume(fmt.Errorf("mounts[%d].image: hold layers of image %s: %w", i, img.ID, image.ErrNotFound))
 		}
+		if err := s.makeBundle(sb, c.ID); err != nil {
+			return nil, err
+		}
 		if err := os.MkdirAll(volumesDir(s.bundleDir(c.ID)), 0o711); err != nil {
 			return nil, fmt.Errorf("make directory of image volumes: %w", err)
 		}

@@ -284,6 +284,9 @@ func (s *Service) startPause(ctx context.Context, sb *sandbox.Sandbox) error {
 		return err
 	}
 	bundle := s.bundleDir(sb.ID)
+	if err := s.makeBundle(sb, sb.ID); err != nil {
+		return err
+	}
 	if err := oci.WriteBundle(bundle, sp); err != nil {
 		return err
 	}

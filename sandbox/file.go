@@ -97,7 +97,7 @@ func (osDisk) WriteFile(name string, data []byte, sync bool) error {
 func (osDisk) Rename(from, to string) error { return os.Rename(from, to) }
 
 func (osDisk) Mkdir(name string) error {
-	if err := os.Mkdir(name, 0o711); err != nil && !errors.Is(err, os.ErrExist) {
+	if err := os.Mkdir(name, 0o700); err != nil && !errors.Is(err, os.ErrExist) {
 		return err
 	}
 	return nil

@@ -25,7 +25,10 @@ func open(root string, d disk) (*Store, []Problem, error) {
 		return nil, nil, err
 	}
 	for _, dir := range []string{trash, filepath.Join(root, "sandboxes"), filepath.Join(root, "containers")} {
-		if err := os.MkdirAll(dir, 0o711); err != nil {
+		if err := os.MkdirAll(dir, 0o700); err != nil {
+			return nil, nil, fmt.Errorf("make record directory: %w", err)
+		}
+		if err := os.Chmod(dir, 0o700); err != nil { // also one of before
 			return nil, nil, fmt.Errorf("make record directory: %w", err)
 		}
 	}

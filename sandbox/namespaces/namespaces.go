@@ -87,10 +87,10 @@ func Pin(s Spec) error {
 	if s.flags() == 0 {
 		return nil
 	}
-	if err := os.MkdirAll(filepath.Dir(s.Dir), 0o711); err != nil {
+	if err := os.MkdirAll(filepath.Dir(s.Dir), 0o700); err != nil {
 		return fmt.Errorf("pin namespaces: %w", err)
 	}
-	if err := os.Mkdir(s.Dir, 0o711); err != nil {
+	if err := os.Mkdir(s.Dir, 0o700); err != nil {
 		if errors.Is(err, fs.ErrExist) {
 			return fmt.Errorf("pin namespaces in %s: %w", s.Dir, ErrExists)
 		}

@@ -29,7 +29,7 @@ func MountShm(target string, s Shm) error {
 	if s.Size == 0 {
 		s.Size = defaultShmSize
 	}
-	if err := os.MkdirAll(target, 0o711); err != nil {
+	if err := os.MkdirAll(target, 0o700); err != nil {
 		return fmt.Errorf("mount shm: %w", err)
 	}
 	mounted, err := isMountPoint(target)
