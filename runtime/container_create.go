@@ -168,17 +168,17 @@ func (s *Service) make(ctx context.Context, op *operation.Operation, c *sandbox.
 	if err := oci.WriteBundle(s.bundleDir(c.ID), sp); err != nil {
 		return err
 	}
-	if c.LogPath != "" {
-		if err := makeLogDirectory(filepath.Dir(c.LogPath)); err != nil {
-			return err
-		}
-	}
 	if from != nil {
 		op.Step("take over the checkpoint")
 		return s.recordRestored(c, sp.Process, from)
 	}
+	op.Step("make the log's directory")
+	req, err := s.createRequest(sb, c, sp.Process.User.UID, sp.Process.User.GID)
+	if err != nil {
+		return err
+	}
 	op.Step("create in the OCI runtime")
-	p, err := s.createInRuntime(ctx, rt, s.createRequest(sb, c, sp.Process.User.UID, sp.Process.User.GID))
+	p, err := s.createInRuntime(ctx, rt, req)
 	if err != nil {
 		return err
 	}
@@ -192,12 +192,17 @@ func (s *Service) make(ctx context.Context, op *operation.Operation, c *sandbox.
 }
 
 // createRequest is what the OCI runtime is told of a container beside its bundle.
-func (s *Service) createRequest(sb *sandbox.Sandbox, c *sandbox.Container, uid, gid uint32) oci.CreateRequest {
+// It makes the directories of the log.
+func (s *Service) createRequest(sb *sandbox.Sandbox, c *sandbox.Container, uid, gid uint32) (oci.CreateRequest, error) {
 	config := c.Config.Message
+	log, err := resolve.LogFile(sb.Config.Message.GetLogDirectory(), config.GetLogPath())
+	if err != nil {
+		return oci.CreateRequest{}, err
+	}
 	return oci.CreateRequest{ID: c.ID, Bundle: s.bundleDir(c.ID), SystemdCgroup: bySystemd(sb), IO: oci.IO{
-		LogPath: c.LogPath, Terminal: config.GetTty(), Stdin: config.GetStdin(), StdinOnce: config.GetStdinOnce(),
+		LogPath: log, Terminal: config.GetTty(), Stdin: config.GetStdin(), StdinOnce: config.GetStdinOnce(),
 		MaxLine: s.Config().Runtime.MaxLogLine, UID: podIDs(sb).HostUID(uid), GID: podIDs(sb).HostGID(gid),
-	}}
+	}}, nil
 }
 
 // injectCDI adds the CDI devices that the request names.
@@ -405,7 +410,7 @@ func logPath(dir, path string) (string, error) {
 	return filepath.Join(dir, path), checkLength("config.log_path", path)
 }
 
-// makeLogDirectory makes the directory of a pod's logs, or one below it.
+// makeLogDirectory makes the directory of a pod's logs.
 func makeLogDirectory(dir string) error {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return fmt.Errorf("make log directory: %w", err)

@@ -10,6 +10,7 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"berth/oci/spec"
+	"berth/runtime/resolve"
 	"berth/sandbox"
 )
 
@@ -124,7 +125,7 @@ func (s *Service) ReopenContainerLog(ctx context.Context, req *cri.ReopenContain
 	if err != nil {
 		return nil, err
 	}
-	if err := checkReopen(c.LogPath); err != nil {
+	if err := s.checkReopen(c); err != nil {
 		return nil, fmt.Errorf("reopen log of container %s: %w", c.ID, err)
 	}
 	if err := rt.ReopenLog(ctx, c.ID); err != nil {
@@ -134,12 +135,14 @@ func (s *Service) ReopenContainerLog(ctx context.Context, req *cri.ReopenContain
 }
 
 // checkReopen makes what the log file needs to be made anew.
-func checkReopen(path string) error {
-	if info, err := os.Lstat(path); err == nil && !info.Mode().IsRegular() {
-		return fmt.Errorf("%w: %q is no regular file", errPrecondition, path)
+func (s *Service) checkReopen(c *sandbox.Container) error {
+	if info, err := os.Lstat(c.LogPath); err == nil && !info.Mode().IsRegular() {
+		return fmt.Errorf("%w: %q is no regular file", errPrecondition, c.LogPath)
 	}
-	if path == "" {
-		return nil
+	sb, err := s.Records.Sandboxes.Get(c.SandboxID)
+	if err != nil {
+		return err
 	}
-	return makeLogDirectory(filepath.Dir(path))
+	_, err = resolve.LogFile(sb.Config.Message.GetLogDirectory(), c.Config.Message.GetLogPath())
+	return err
 }

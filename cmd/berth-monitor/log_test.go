@@ -391,7 +391,10 @@ func TestOpenLogRefusesWhatIsNoFile(t *testing.T) {
 	if err := os.Symlink(target, link); err != nil {
 		t.Fatal(err)
 	}
-	for _, path := range []string{link, dir, filepath.Join(dir, "none", "0.log"), "/dev/null"} {
+	if err := os.Symlink(dir, filepath.Join(dir, "folder")); err != nil {
+		t.Fatal(err)
+	}
+	for _, path := range []string{link, filepath.Join(dir, "folder", "target"), filepath.Join(dir, "folder", "new"), dir, filepath.Join(dir, "none", "0.log"), "/dev/null"} {
 		if fd, err := openLog(path); err == nil {
 			_ = unix.Close(fd)
 			t.Errorf("%s was opened", path)
@@ -400,6 +403,9 @@ func TestOpenLogRefusesWhatIsNoFile(t *testing.T) {
 		}
 	}
 	_ = fifo
+	if _, err := os.Lstat(filepath.Join(dir, "new")); err == nil {
+		t.Error("a file was made behind a symlink")
+	}
 	fd, err := openLog(target)
 	if err != nil {
 		t.Fatal(err)

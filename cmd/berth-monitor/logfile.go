@@ -32,11 +32,15 @@ type logFile struct {
 // buffers are borrowed for one batch; an idle container has none.
 var buffers = sync.Pool{New: func() any { b := make([]byte, 0, batchLimit+64<<10); return &b }}
 
-// openLog opens a log for appending. Its folder must exist; a symlink as last
-// element is refused.
+// openLog opens a log for appending. Its folder must exist; a symlink anywhere in
+// the path is refused, for a pod that can write to the node's logs may exchange a
+// folder for one.
 func openLog(path string) (int, error) {
-	// Not to wait for the reader of a FIFO that somebody has put there.
-	fd, err := unix.Open(path, unix.O_WRONLY|unix.O_APPEND|unix.O_CREAT|unix.O_NOFOLLOW|unix.O_CLOEXEC|unix.O_NOCTTY|unix.O_NONBLOCK, 0o640)
+	fd, err := unix.Openat2(unix.AT_FDCWD, path, &unix.OpenHow{
+		// Not to wait for the reader of a FIFO that somebody has put there.
+		Flags: unix.O_WRONLY | unix.O_APPEND | unix.O_CREAT | unix.O_CLOEXEC | unix.O_NOCTTY | unix.O_NONBLOCK,
+		Mode:  0o640, Resolve: unix.RESOLVE_NO_SYMLINKS,
+	})
 	if err != nil {
 		return -1, &os.PathError{Op: "open log", Path: path, Err: err}
 	}

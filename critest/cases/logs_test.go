@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
@@ -148,4 +149,69 @@ func TestLogsThatAreNoFiles(t *testing.T) {
 		e.refused("a "+name+" for a log", err, codes.InvalidArgument, name)
 	}
 	e.removePod(pod)
+}
+
+// A pod that can write to the node's logs exchanges the directory of a container's
+// log for a symlink, again and again while logs are opened: nothing is ever
+// written where it leads. Symlinks above the pod's directory are the node's own.
+func TestLogDirectoryExchangedForASymlink(t *testing.T) {
+	e := start(t, node.Options{})
+	e.pull(images.Busybox)
+	away, real := filepath.Join(e.Dir, "away"), filepath.Join(e.Dir, "real")
+	for _, err := range []error{os.Mkdir(away, 0o755), os.Mkdir(real, 0o755), os.Symlink(real, filepath.Join(e.Dir, "link"))} {
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	config := e.sandbox()
+	config.LogDirectory = filepath.Join(e.Dir, "link", "pod")
+	pod := e.run(config)
+	c := command("first", "while :; do echo line; sleep 0.05; done")
+	c.LogPath = "first/0.log"
+	first := e.startContainer(pod, c, config)
+	if got := e.status(first).GetLogPath(); got != filepath.Join(config.LogDirectory, "first/0.log") {
+		t.Errorf("the log is said to be %s", got)
+	}
+	file := filepath.Join(real, "pod", "first", "0.log")
+	e.eventually("the log has a line", func() bool { data, _ := os.ReadFile(file); return len(data) > 0 })
+	other := filepath.Join(real, "pod", "other")
+	if err := os.Symlink(away, other); err != nil {
+		t.Fatal(err)
+	}
+	done, stopped := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(stopped)
+		for folder := filepath.Join(real, "pod", "first"); ; {
+			select {
+			case <-done:
+				return
+			default:
+				_ = unix.Renameat2(unix.AT_FDCWD, folder, unix.AT_FDCWD, other, unix.RENAME_EXCHANGE)
+			}
+		}
+	}()
+	refused := 0
+	for range 300 {
+		if _, err := e.rt.ReopenContainerLog(e.ctx, &cri.ReopenContainerLogRequest{ContainerId: first}); err != nil {
+			refused++
+		}
+	}
+	for i := range 5 {
+		c := command(fmt.Sprint("new", i), "echo hello")
+		c.LogPath = fmt.Sprintf("first/%d.log", i+1)
+		if res, err := e.rt.CreateContainer(e.ctx, &cri.CreateContainerRequest{PodSandboxId: pod, Config: c, SandboxConfig: config}); err != nil {
+			refused++
+		} else if _, err := e.rt.StartContainer(e.ctx, &cri.StartContainerRequest{ContainerId: res.GetContainerId()}); err != nil {
+			t.Errorf("start: %v", err)
+		}
+	}
+	close(done)
+	<-stopped
+	t.Logf("%d of 305 were refused", refused)
+	if refused == 0 {
+		t.Error("no log met the symlink")
+	}
+	if left, err := os.ReadDir(away); err != nil || len(left) != 0 {
+		t.Errorf("where the symlink led is %v, %v", left, err)
+	}
 }
