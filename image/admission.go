@@ -153,7 +153,7 @@ func (s *saved) proof() []digest.Digest {
 // Those are read whenever there is a policy at all, needed or not: that of
 // another namespace, or of tomorrow, may want them.
 func (r *run) admit(ctx context.Context, unparsed []*image.UnparsedImage) error {
-	if !r.store.policies().Set() {
+	if r.job.again || !r.store.policies().Set() {
 		return nil
 	}
 	subject := policy.Subject{Reference: r.job.identity(), Scratch: r.store.staging()}

@@ -12,6 +12,7 @@ import (
 	"time"
 	"unicode"
 
+	"github.com/cespare/xxhash/v2"
 	"github.com/opencontainers/go-digest"
 	ispec "github.com/opencontainers/image-spec/specs-go/v1"
 	"go.podman.io/image/v5/manifest"
@@ -147,48 +148,53 @@ func (a *artifact) config(blobs []ispec.Descriptor) ispec.Image {
 var fileTime = time.Unix(0, 0)
 
 // place writes a blob into the directory of its layer and checks its digest.
-func (a *artifact) place(ctx context.Context, in io.Reader, dir string, blob digest.Digest) (layer.Usage, error) {
+func (a *artifact) place(ctx context.Context, in io.Reader, dir string, blob digest.Digest) (layer.Sums, error) {
 	names := a.files[blob]
-	out := io.Discard
+	out, sums := io.Writer(io.Discard), layer.Sums{}
+	sum, list := sha256.New(), xxhash.New()
 	if len(names) > 0 {
 		first := filepath.Join(dir, names[0])
 		if err := os.MkdirAll(filepath.Dir(first), 0o755); err != nil {
-			return layer.Usage{}, err
+			return nil, err
 		}
 		f, err := os.OpenFile(first, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o644)
 		if err != nil {
-			return layer.Usage{}, err
+			return nil, err
 		}
 		defer f.Close()
 		out = f
 	}
-	sum := sha256.New()
-	if _, err := io.Copy(io.MultiWriter(out, sum), in); err != nil {
-		return layer.Usage{}, err
+	if _, err := io.Copy(io.MultiWriter(out, sum, list), in); err != nil {
+		return nil, err
 	}
 	if got := digest.NewDigest(digest.SHA256, sum); got != blob {
-		return layer.Usage{}, fmt.Errorf("%w: it has the digest %s", ErrInvalidImage, got)
+		return nil, fmt.Errorf("%w: it has the digest %s", ErrInvalidImage, got)
 	}
 	for _, n := range names {
 		path := filepath.Join(dir, n)
 		if n != names[0] {
 			if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-				return layer.Usage{}, err
+				return nil, err
 			}
 			if err := os.Link(filepath.Join(dir, names[0]), path); err != nil {
-				return layer.Usage{}, err
+				return nil, err
 			}
 		}
 	}
-	if err := ctx.Err(); err != nil {
-		return layer.Usage{}, context.Cause(ctx)
+	if f, ok := out.(*os.File); ok {
+		if err := sums.Note(f, list.Sum64()); err != nil {
+			return nil, err
+		}
 	}
-	return settleFiles(dir)
+	if err := ctx.Err(); err != nil {
+		return nil, context.Cause(ctx)
+	}
+	return sums, settleFiles(dir)
 }
 
 // settleFiles gives what place has made the modes and times that every node
-// gives it, whatever the daemon's umask, and measures it.
-func settleFiles(dir string) (layer.Usage, error) {
+// gives it, whatever the daemon's umask.
+func settleFiles(dir string) error {
 	var all []string
 	err := filepath.WalkDir(dir, func(path string, d os.DirEntry, err error) error {
 		if err != nil {
@@ -202,12 +208,12 @@ func settleFiles(dir string) (layer.Usage, error) {
 		return os.Chmod(path, mode)
 	})
 	if err != nil {
-		return layer.Usage{}, err
+		return err
 	}
 	for _, path := range slices.Backward(all) { // a directory after what is in it
 		if err := os.Chtimes(path, fileTime, fileTime); err != nil {
-			return layer.Usage{}, err
+			return err
 		}
 	}
-	return layer.Measure(dir)
+	return nil
 }

@@ -66,7 +66,10 @@ func (s *Store) settled(diffIDs []digest.Digest) []*entry {
 		}
 	}
 	used := s.layers.entries(best)
-	for _, e := range used {
+	for i, e := range used {
+		if s.layers.isDamaged(e) {
+			return used[:i]
+		}
 		s.layers.again(e)
 	}
 	return used
@@ -129,11 +132,9 @@ func (r *run) makeVariant(base *entry, dir string, plan *layer.Plan, meta layerM
 	if err := plan.Apply(diff); err != nil {
 		return nil, err
 	}
-	usage, err := layer.Measure(diff)
-	if err != nil {
+	if err := s.disk.list(dir, &meta, nil); err != nil {
 		return nil, err
 	}
-	meta.Usage = usage
 	return s.layers.add(dir, meta)
 }
 
@@ -151,8 +152,9 @@ func visible(lowers []*entry) []layer.Lower {
 }
 
 // record stores manifests and config and writes the image into the records. An
-// image that is here already keeps its layers: containers may be mounted on
-// them.
+// image that is here already keeps its layers, unless one of them is damaged:
+// then it gets the new ones, and the old stay for the containers that are
+// mounted on them.
 func (r *run) record(numbers []int) error {
 	s := r.store
 	s.change.Lock()
@@ -165,6 +167,12 @@ func (r *run) record(numbers []int) error {
 		}
 	}
 	img.Removed, img.Pinned = false, img.Pinned || r.job.pin
+	mended := known && s.layers.anyDamaged(img.Layers) && !s.layers.anyDamaged(numbers)
+	var old []int
+	if mended {
+		old = s.setAside(r.id, img)
+		img.Layers = numbers
+	}
 	if err := r.storeBlobs(img); err != nil {
 		s.dropBlobs()
 		return err
@@ -177,7 +185,9 @@ func (r *run) record(numbers []int) error {
 			img.Digests = appendNew(img.Digests, r.job.repository.withDigest(doc.digest))
 		}
 	}
-	r.job.setOrigin(img, s.images[r.id])
+	if !r.job.again {
+		r.job.setOrigin(img, s.images[r.id])
+	}
 	img.Annotations = r.leaf().annotations()
 	if reflect.DeepEqual(img, s.images[r.id]) && s.images.hasTags(r.job.tags, r.id) {
 		return nil // nothing new: no write, no sync
@@ -187,7 +197,7 @@ func (r *run) record(numbers []int) error {
 	for _, tag := range r.job.tags {
 		next = next.takeTag(tag, r.id)
 	}
-	if known {
+	if known && !mended {
 		err := s.commit(next)
 		s.dropBlobs() // signatures that were replaced
 		return err
@@ -196,10 +206,30 @@ func (r *run) record(numbers []int) error {
 	s.configs[r.id] = lean(r.image)
 	if err := s.commit(next); err != nil {
 		s.layers.unuse(numbers)
-		delete(s.configs, r.id)
+		if !known {
+			delete(s.configs, r.id)
+		}
 		s.dropBlobs()
 		return err
 	}
+	s.layers.unuse(old)
+	return nil
+}
+
+// setAside keeps an image's layers for the containers that are mounted on them
+// and returns those that nobody needs. Called with change held.
+func (s *Store) setAside(id string, img *saved) (unused []int) {
+	var holders []string
+	for holder, ids := range s.holders {
+		if ids[id] {
+			holders = append(holders, holder)
+		}
+	}
+	if len(holders) == 0 {
+		return img.Layers
+	}
+	slices.Sort(holders)
+	img.Replaced = append(img.Replaced, replaced{Layers: img.Layers, Holders: holders})
 	return nil
 }
 

@@ -167,10 +167,11 @@ func (d *destination) unpack(ctx context.Context, stream io.Reader, blob digest.
 	if got != want {
 		return nil, d.failed(fmt.Errorf("%w: layer %s unpacks to diff_id %s, the config says %s", ErrInvalidImage, blob, got, want))
 	}
-	e, err := r.store.layers.add(dir, layerMeta{
-		Version: layerVersion, DiffID: want, Boot: r.store.boot,
-		Usage: result.Usage, Needs: result.Needs, Opaque: result.Opaque,
-	})
+	meta := layerMeta{Version: layerVersion, DiffID: want, Boot: r.store.boot, Needs: result.Needs, Opaque: result.Opaque}
+	if err := r.store.disk.list(dir, &meta, result.Sums); err != nil {
+		return nil, d.failed(err)
+	}
+	e, err := r.store.layers.add(dir, meta)
 	if err != nil {
 		return nil, d.failed(err)
 	}
@@ -183,8 +184,8 @@ func (d *destination) fill(ctx context.Context, in io.Reader, diff string, blob 
 	if a == nil {
 		return d.unpackStream(ctx, in, diff)
 	}
-	usage, err := a.place(ctx, in, diff, blob)
-	return a.diffID(blob), &layer.Result{Usage: usage}, err
+	sums, err := a.place(ctx, in, diff, blob)
+	return a.diffID(blob), &layer.Result{Sums: sums}, err
 }
 
 // unpackStream reads the stream to its end: only there its digest is checked.

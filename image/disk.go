@@ -60,7 +60,7 @@ func (d *disk) write(path string, data []byte) error {
 	if err := d.may("write", path); err != nil {
 		return err
 	}
-	f, err := os.CreateTemp(filepath.Dir(path), ".new-")
+	f, err := os.CreateTemp(filepath.Dir(path), temporary)
 	if err != nil {
 		return err
 	}
@@ -75,4 +75,16 @@ func (d *disk) write(path string, data []byte) error {
 		os.Remove(f.Name())
 	}
 	return err
+}
+
+// temporary is what names of files begin with until they are renamed.
+const temporary = ".new-"
+
+// dropTemporary removes what writing left in a directory when the daemon was
+// killed. Called at start, when nobody writes.
+func dropTemporary(dir string) {
+	left, _ := filepath.Glob(filepath.Join(dir, temporary+"*"))
+	for _, path := range left {
+		os.Remove(path)
+	}
 }

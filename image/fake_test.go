@@ -294,3 +294,9 @@ func empty(t testing.TB, s *Store) {
 		}
 	}
 }
+
+// refuseAll is a registry that is out of order.
+func refuseAll(w http.ResponseWriter, _ *http.Request) bool {
+	w.WriteHeader(http.StatusServiceUnavailable)
+	return true
+}

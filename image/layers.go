@@ -25,8 +25,10 @@ type layerMeta struct {
 	Boot    string        `json:"boot"`              // boot id of when it was unpacked
 	Durable bool          `json:"durable,omitempty"` // surely on disk
 	Usage   layer.Usage   `json:"usage"`             // of diff/
+	List    listRef       `json:"list"`              // of what is in diff/; see Store.Check
 	Needs   layer.Needs   `json:"needs"`
-	Opaque  bool          `json:"opaque,omitempty"` // hides all layers below
+	Opaque  bool          `json:"opaque,omitempty"`  // hides all layers below
+	Damaged bool          `json:"damaged,omitempty"` // found by Check: the next pull brings it anew
 }
 
 const layerVersion = 1
@@ -42,14 +44,15 @@ type entry struct {
 	n        int
 	dir      string // layers/<n>
 	key      layerKey
-	meta     layerMeta   // as it was when the layer came, without Needs; never changed
-	own      layer.Usage // what layers/<n> and layer.json take themselves
-	complete bool        // needs nothing of the layers below
+	meta     layerMeta // as it was when the layer came, without Needs; never changed
+	complete bool      // needs nothing of the layers below
 
 	// Guarded by layers.mu.
 	usage   layer.Usage // of diff/
+	own     layer.Usage // what layers/<n> takes beside it
 	durable bool
-	refs    int // images and running pulls that need it
+	damaged bool // not found by its key any more, so that a pull brings it anew
+	refs    int  // images and running pulls that need it
 }
 
 func (e *entry) diff() string { return filepath.Join(e.dir, "diff") }
@@ -90,19 +93,35 @@ func loadLayers(dir, boot string, t *trash) (*layers, error) {
 		l.next = max(l.next, n+1)
 		meta, err := readMeta(path)
 		key := layerKey{meta.DiffID, meta.Variant}
-		if err != nil || !meta.Durable && meta.Boot != boot || l.byKey[key] != nil {
+		if err != nil || !meta.Durable && meta.Boot != boot || l.byKey[key] != nil && !meta.Damaged {
 			t.take(path)
 			continue
 		}
+		dropTemporary(path)
 		e := newEntry(n, path, meta)
 		e.own = ownUsage(path)
-		l.byKey[key], l.byN[n] = e, e
+		l.byN[n] = e
+		if !e.damaged {
+			l.byKey[key] = e
+		}
 	}
 	l.sum()
 	return l, nil
 }
 
+// readMeta reads the record of a layer that is there.
 func readMeta(dir string) (layerMeta, error) {
+	meta, err := readRecord(dir)
+	if err != nil {
+		return meta, err
+	}
+	if st, err := os.Stat(filepath.Join(dir, "diff")); err != nil || !st.IsDir() {
+		return meta, errors.New("no diff directory")
+	}
+	return meta, nil
+}
+
+func readRecord(dir string) (layerMeta, error) {
 	var meta layerMeta
 	data, err := os.ReadFile(filepath.Join(dir, "layer.json"))
 	if err != nil {
@@ -113,9 +132,6 @@ func readMeta(dir string) (layerMeta, error) {
 	}
 	if meta.Version != layerVersion || meta.DiffID.Validate() != nil {
 		return meta, errors.New("not a layer record")
-	}
-	if st, err := os.Stat(filepath.Join(dir, "diff")); err != nil || !st.IsDir() {
-		return meta, errors.New("no diff directory")
 	}
 	return meta, nil
 }
@@ -130,13 +146,18 @@ func (d *disk) writeMeta(dir string, meta layerMeta) error {
 
 // ownUsage is what a layer takes beside its diff directory.
 func ownUsage(dir string) layer.Usage {
-	return layer.UsageOf(dir).Add(layer.UsageOf(filepath.Join(dir, "layer.json")))
+	u := layer.UsageOf(dir)
+	for _, name := range []string{"layer.json", listFile} {
+		u = u.Add(layer.UsageOf(filepath.Join(dir, name)))
+	}
+	return u
 }
 
 // newEntry leaves out what a layer needs of others: it may be large, is wanted
 // only when an image is settled, and can be read again.
 func newEntry(n int, dir string, meta layerMeta) *entry {
-	e := &entry{n: n, dir: dir, key: layerKey{meta.DiffID, meta.Variant}, meta: meta, usage: meta.Usage, durable: meta.Durable}
+	e := &entry{n: n, dir: dir, key: layerKey{meta.DiffID, meta.Variant}, meta: meta}
+	e.usage, e.durable, e.damaged = meta.Usage, meta.Durable, meta.Damaged
 	e.complete = meta.Needs.None()
 	e.meta.Needs = layer.Needs{}
 	return e
@@ -346,12 +367,50 @@ func (l *layers) markDurable(e *entry) error {
 	if l.byN[e.n] != e {
 		return nil // removed meanwhile
 	}
+	meta.Damaged = e.damaged
 	if err := l.disk.writeMeta(e.dir, meta); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("mark layer %s durable: %w", meta.DiffID, err)
 	}
-	e.usage, e.durable = meta.Usage, true
+	e.usage, e.own, e.durable = meta.Usage, ownUsage(e.dir), true
 	l.sum()
 	return nil
+}
+
+// judge notes what Check found. A damaged layer stays for those who use it, but
+// nobody new is given it; one that turns out whole is given out again. The note
+// is kept on disk, if that can be written, so that it outlives the daemon.
+func (l *layers) judge(e *entry, damaged bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if e.damaged == damaged || l.byN[e.n] != e {
+		return
+	}
+	e.damaged = damaged
+	if damaged {
+		if l.byKey[e.key] == e {
+			delete(l.byKey, e.key)
+		}
+	} else if l.byKey[e.key] == nil {
+		l.byKey[e.key] = e
+	}
+	if meta, err := readRecord(e.dir); err == nil {
+		meta.Damaged = damaged
+		_ = l.disk.writeMeta(e.dir, meta)
+	}
+}
+
+func (l *layers) isDamaged(e *entry) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return e.damaged
+}
+
+// anyDamaged says whether an image has to get other layers.
+func (l *layers) anyDamaged(numbers []int) bool {
+	list := l.entries(numbers)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return slices.ContainsFunc(list, func(e *entry) bool { return e.damaged })
 }
 
 // unused are the layers that nobody counts on.

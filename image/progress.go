@@ -39,7 +39,7 @@ const (
 // Progress is how far a pull or an import has come. Bytes are those of the
 // layers as the registry or archive has them, mostly compressed.
 type Progress struct {
-	Op           string // "pull" or "import"
+	Op           string // "pull", "import" or "repair"
 	Image        string // name in full; of an image without a name the archive
 	Began, Ended time.Time
 	Stage        Stage

@@ -136,6 +136,7 @@ type job struct {
 	tagsOf     func(id string) []string                         // more names, known by the image's id; may be nil
 	open       func(context.Context) (types.ImageSource, error) // nil: as ref says
 	parallel   bool                                             // the source may be read by several at once, whatever it says
+	again      bool                                             // brings layers of an image that is here, and nothing else
 	track      *tracker
 	policy     *policy.Policy // who decides; nil admits
 	origin     string         // of what an archive brings, see originOf; else empty

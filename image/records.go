@@ -63,8 +63,17 @@ type saved struct {
 	Annotations map[string]string `json:"annotations,omitempty"`
 	// Pinned by the operator, whatever Options.Pinned says.
 	Pinned bool `json:"pinned,omitempty"`
+	// Replaced are layers that were damaged and that containers are mounted on.
+	Replaced []replaced `json:"replaced,omitempty"`
 	// Removed images are invisible; they are kept for containers that hold them.
 	Removed bool `json:"removed,omitempty"`
+}
+
+// replaced are an image's layers of before a repair. They go with the last of
+// the holders that held the image then.
+type replaced struct {
+	Layers  []int    `json:"layers"`
+	Holders []string `json:"holders"`
 }
 
 // clone of nil is nil.
@@ -79,6 +88,7 @@ func (s *saved) clone() *saved {
 	c.LayerBlobs = slices.Clone(s.LayerBlobs)
 	c.Signatures = maps.Clone(s.Signatures)
 	c.Imported = maps.Clone(s.Imported)
+	c.Replaced = slices.Clone(s.Replaced)
 	return &c
 }
 
@@ -90,6 +100,11 @@ func (s *saved) documents() []digest.Digest {
 		all = append(all, s.Config)
 	}
 	return all
+}
+
+// parts are all blobs that an image cannot be without.
+func (s *saved) parts(id string) []digest.Digest {
+	return appendNew(s.documents(), digest.Digest(id))
 }
 
 // images is the content of refs.json. It is replaced, never changed.

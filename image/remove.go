@@ -3,6 +3,7 @@ package image
 import (
 	"context"
 	"fmt"
+	"slices"
 )
 
 // Remove takes an image away, whichever of its names or ids is given: all its
@@ -47,6 +48,9 @@ func (s *Store) forget(id string) error {
 	}
 	delete(s.configs, id)
 	s.layers.unuse(img.Layers)
+	for _, r := range img.Replaced {
+		s.layers.unuse(r.Layers)
+	}
 	s.dropBlobs()
 	if full {
 		s.trash.wait(s.life)
@@ -105,7 +109,7 @@ func (s *Store) Release(holder string) {
 }
 
 // Sweep removes the images that were removed while they were held and that
-// nobody holds any more. To be called once after a restart, when every
+// nobody holds any more, and layers that a repair has replaced. To be called once after a restart, when every
 // container has repeated its Hold.
 func (s *Store) Sweep() error {
 	s.change.Lock()
@@ -122,5 +126,36 @@ func (s *Store) sweep() error {
 			}
 		}
 	}
+	for id, img := range s.images {
+		if err := s.dropReplaced(id, img); err != nil {
+			return fmt.Errorf("sweep replaced layers: %w", err)
+		}
+	}
+	return nil
+}
+
+// dropReplaced lets go of the layers of before a repair that no container is
+// mounted on any more. Called with change held.
+func (s *Store) dropReplaced(id string, img *saved) error {
+	unused := func(r replaced) bool {
+		return !slices.ContainsFunc(r.Holders, func(holder string) bool { return s.holders[holder][id] })
+	}
+	if !slices.ContainsFunc(img.Replaced, unused) {
+		return nil
+	}
+	left := img.clone()
+	left.Replaced = slices.DeleteFunc(left.Replaced, unused)
+	if len(left.Replaced) == 0 {
+		left.Replaced = nil
+	}
+	if err := s.commit(s.images.with(id, left)); err != nil {
+		return err
+	}
+	for _, r := range img.Replaced {
+		if unused(r) {
+			s.layers.unuse(r.Layers)
+		}
+	}
+	s.publish()
 	return nil
 }

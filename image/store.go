@@ -67,6 +67,8 @@ type Store struct {
 
 	verdicts policy.Verdicts
 
+	checking chan struct{} // holds one token while a check runs
+
 	flights flights
 	board   board
 	claims  claims
@@ -113,6 +115,7 @@ func openOn(ctx context.Context, o Options, d *disk) (*Store, error) {
 		}
 	}
 	s := &Store{root: o.Root, disk: d, slots: newSlots(1), ranges: fetch.NewMemory(rangeMemory), holders: map[string]map[string]bool{}, configs: map[string]ispec.Image{}}
+	s.checking = make(chan struct{}, 1)
 	if err := s.use(o); err != nil {
 		return nil, fmt.Errorf("open image store: %w", err)
 	}
@@ -138,6 +141,7 @@ func (s *Store) load(ctx context.Context) (err error) {
 	if s.trash, err = openTrash(filepath.Join(s.root, "trash"), s.disk); err != nil {
 		return err
 	}
+	dropTemporary(s.root)
 	if err := s.emptyStaging(); err != nil {
 		return err
 	}
@@ -196,6 +200,12 @@ func (s *Store) adopt(id string, img *saved) bool {
 		}
 	}
 	s.layers.use(img.Layers)
+	img.Replaced = slices.DeleteFunc(img.Replaced, func(r replaced) bool {
+		return slices.ContainsFunc(r.Layers, func(n int) bool { return s.layers.byN[n] == nil })
+	})
+	for _, r := range img.Replaced {
+		s.layers.use(r.Layers)
+	}
 	s.configs[id] = config
 	return true
 }

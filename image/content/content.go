@@ -9,8 +9,10 @@
 package content
 
 import (
+	"context"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -131,21 +133,66 @@ func (s *Store) Remove(d digest.Digest) error {
 	return nil
 }
 
-// Sweep removes every file that keep does not want, leftovers of broken writes
+// Strays lists the files that keep does not want, leftovers of broken writes
 // among them.
-func (s *Store) Sweep(keep func(digest.Digest) bool) error {
-	dir := filepath.Join(s.dir, "sha256")
-	list, err := os.ReadDir(dir)
+func (s *Store) Strays(keep func(digest.Digest) bool) (names []string, err error) {
+	list, err := os.ReadDir(filepath.Join(s.dir, "sha256"))
 	if err != nil {
-		return fmt.Errorf("list blobs: %w", err)
+		return nil, fmt.Errorf("list blobs: %w", err)
 	}
 	for _, e := range list {
-		if d := digest.NewDigestFromEncoded(digest.SHA256, e.Name()); d.Validate() == nil && keep(d) {
-			continue
+		if d := digest.NewDigestFromEncoded(digest.SHA256, e.Name()); d.Validate() != nil || !keep(d) {
+			names = append(names, e.Name())
 		}
-		if err := os.Remove(filepath.Join(dir, e.Name())); err != nil && !errors.Is(err, fs.ErrNotExist) {
+	}
+	return names, nil
+}
+
+// Sweep removes the strays.
+func (s *Store) Sweep(keep func(digest.Digest) bool) error {
+	strays, err := s.Strays(keep)
+	if err != nil {
+		return err
+	}
+	for _, name := range strays {
+		if err := os.RemoveAll(filepath.Join(s.dir, "sha256", name)); err != nil {
 			return fmt.Errorf("sweep blobs: %w", err)
 		}
+	}
+	return nil
+}
+
+// Verify reads a blob of any size and compares it with its digest. A done ctx
+// ends it. ErrNotFound, ErrCorrupt.
+func (s *Store) Verify(ctx context.Context, d digest.Digest) error {
+	path, err := s.Path(d)
+	if err != nil {
+		return err
+	}
+	f, err := os.Open(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("%w: %s", ErrNotFound, d)
+	}
+	if err != nil {
+		return fmt.Errorf("read blob %s: %w", d, err)
+	}
+	defer f.Close()
+	sum := d.Verifier()
+	for buf := make([]byte, 256<<10); ; {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		n, err := f.Read(buf)
+		_, _ = sum.Write(buf[:n])
+		if err == io.EOF {
+			break
+		}
+		if err != nil {
+			return fmt.Errorf("read blob %s: %w", d, err)
+		}
+	}
+	if !sum.Verified() {
+		return fmt.Errorf("%w: %s", ErrCorrupt, d)
 	}
 	return nil
 }

@@ -81,6 +81,9 @@ func (u *unpacker) regular(name string, h *tar.Header, body io.Reader) error {
 	if err := own(fd, h); err != nil {
 		return err
 	}
+	if err := u.sums.note(fd, u.sum.Sum64()); err != nil {
+		return failed("stat", name, err)
+	}
 	ts := headerTimes(h)
 	if err := unix.UtimesNanoAt(n.fd, base, ts[:], unix.AT_SYMLINK_NOFOLLOW); err != nil {
 		return failed("set times of", name, err)
@@ -116,11 +119,13 @@ func (u *unpacker) copy(fd int, h *tar.Header, body io.Reader) error {
 		}
 	}
 	var offset int64
+	u.sum.Reset()
 	for {
 		if err := u.ctx.Err(); err != nil {
 			return err
 		}
 		n, err := io.ReadFull(body, u.buf)
+		_, _ = u.sum.Write(u.buf[:n])
 		if sparse && allZero(u.buf[:n]) {
 			offset += int64(n)
 		} else if n > 0 {

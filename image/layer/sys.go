@@ -3,6 +3,7 @@ package layer
 import (
 	"fmt"
 	"os"
+	"slices"
 	"strconv"
 
 	"golang.org/x/sys/unix"
@@ -73,6 +74,21 @@ func eachName(fd int, f func(name string) error) error {
 			}
 		}
 	}
+}
+
+// eachSorted is eachName in order: it keeps all names.
+func eachSorted(fd int, f func(name string) error) error {
+	list, err := names(fd)
+	if err != nil {
+		return err
+	}
+	slices.Sort(list)
+	for _, name := range list {
+		if err := f(name); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // names lists the directory behind fd, unsorted.

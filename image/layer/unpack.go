@@ -11,13 +11,14 @@ import (
 	"sync"
 	"time"
 
+	"github.com/cespare/xxhash/v2"
 	"golang.org/x/sys/unix"
 )
 
 // Result says what a layer turned out to be.
 type Result struct {
-	Usage Usage
 	Needs Needs
+	Sums  Sums // of all regular files, for WriteList
 	// Opaque: the layer's own root is opaque, which overlay cannot express.
 	// The layers below it must be left out of the mount.
 	Opaque bool
@@ -55,6 +56,8 @@ type unpacker struct {
 	links     map[string]string // hard links whose target was not there
 	opaque    bool
 	sparse    int64 // logical size of sparse files so far
+	sums      Sums
+	sum       xxhash.Digest // of the file being written
 	buf       []byte
 }
 
@@ -78,7 +81,7 @@ func Unpack(ctx context.Context, root string, r io.Reader, lim Limits) (*Result,
 	defer buffers.Put(buf)
 	u := &unpacker{
 		tree: t, ctx: ctx, buf: *buf,
-		dirTimes: map[string]times{}, whiteouts: map[string]bool{}, links: map[string]string{},
+		dirTimes: map[string]times{}, whiteouts: map[string]bool{}, links: map[string]string{}, sums: Sums{},
 	}
 	if err := u.entries(tar.NewReader(r)); err != nil {
 		return nil, err
@@ -96,11 +99,7 @@ func Unpack(ctx context.Context, root string, r io.Reader, lim Limits) (*Result,
 	if err := u.finishDirs(); err != nil {
 		return nil, err
 	}
-	usage, err := Measure(root)
-	if err != nil {
-		return nil, err
-	}
-	return &Result{Usage: usage, Needs: u.needs(holders), Opaque: u.opaque}, nil
+	return &Result{Needs: u.needs(holders), Sums: u.sums, Opaque: u.opaque}, nil
 }
 
 func (u *unpacker) entries(tr *tar.Reader) error {

@@ -25,7 +25,7 @@ func UsageOf(path string) Usage {
 	if unix.Lstat(path, &st) != nil {
 		return Usage{}
 	}
-	return Usage{Bytes: uint64(st.Blocks) * 512, Inodes: 1}
+	return usageOf(&st)
 }
 
 type inode struct{ dev, ino uint64 }
@@ -42,20 +42,31 @@ func Measure(dir string) (Usage, error) {
 	if err := unix.Lstat(dir, &st); err != nil {
 		return Usage{}, &os.PathError{Op: "lstat", Path: dir, Err: err}
 	}
-	m := measurement{usage: Usage{Bytes: uint64(st.Blocks) * 512, Inodes: 1}, seen: map[inode]bool{}}
 	if !isDir(&st) {
-		return m.usage, nil
+		return usageOf(&st), nil
 	}
+	return walkTree(dir, nil)
+}
+
+// walkTree counts a directory and shows everything in it to visit.
+func walkTree(dir string, visit visitor) (Usage, error) {
 	root, err := openRoot(dir)
 	if err != nil {
 		return Usage{}, err
 	}
 	defer unix.Close(root)
+	var st unix.Stat_t
+	if err := unix.Fstat(root, &st); err != nil {
+		return Usage{}, &os.PathError{Op: "stat", Path: dir, Err: err}
+	}
+	m := measurement{usage: usageOf(&st), seen: map[inode]bool{}, visit: visit}
 	if err := m.walk(root); err != nil {
 		return m.usage, &fs.PathError{Op: "measure", Path: dir, Err: err}
 	}
 	return m.usage, nil
 }
+
+func usageOf(st *unix.Stat_t) Usage { return Usage{Bytes: uint64(st.Blocks) * 512, Inodes: 1} }
 
 // measurement is one walk over a tree. Of the directories from the root to
 // the current one only the last is open; the way back up is "..".
@@ -63,6 +74,14 @@ type measurement struct {
 	usage Usage
 	seen  map[inode]bool // files with several names
 	path  []level
+	visit visitor // told everything, each directory's names sorted; nil when only the sums matter
+}
+
+// visitor is told what a walk meets: a directory by its name below the root,
+// then everything in it.
+type visitor interface {
+	directory(name string) error
+	entry(dir int, name string, st *unix.Stat_t) error
 }
 
 type level struct {
@@ -114,13 +133,25 @@ func (m *measurement) enter(fd int, name string) error {
 		return err
 	}
 	l := level{name: name, self: inodeOf(&st)}
-	err := eachName(fd, func(name string) error {
+	each := eachName
+	if m.visit != nil {
+		if err := m.visit.directory(m.nameOf(name)); err != nil {
+			return err
+		}
+		each = eachSorted
+	}
+	err := each(fd, func(name string) error {
 		st, err := lstatAt(fd, name)
 		if err == unix.ENOENT {
 			return nil
 		}
 		if err != nil {
 			return err
+		}
+		if m.visit != nil {
+			if err := m.visit.entry(fd, name, st); err != nil {
+				return err
+			}
 		}
 		if st.Nlink > 1 && !isDir(st) {
 			if m.seen[inodeOf(st)] {
@@ -137,6 +168,15 @@ func (m *measurement) enter(fd int, name string) error {
 	})
 	m.path = append(m.path, l)
 	return err
+}
+
+// nameOf is the name below the root of what is in the current directory.
+func (m *measurement) nameOf(base string) string {
+	where := ""
+	for _, l := range m.path {
+		where = join(where, l.name)
+	}
+	return join(where, base)
 }
 
 // up opens the directory that the path now ends with. Where the one just left

@@ -50,8 +50,12 @@ func setXattrs(h *tar.Header, set func(key string, value []byte) error) error {
 // overlay's own notation (an image could fake deletions, redirects and
 // metadata-only copies with it) and labels of the machine the image was built on.
 func dropped(key string) bool {
-	return strings.HasPrefix(key, overlayXattr) || strings.HasPrefix(key, "user.overlay.") ||
-		key == "security.selinux" || key == "security.ima" || key == "security.evm"
+	return strings.HasPrefix(key, overlayXattr) || strings.HasPrefix(key, "user.overlay.") || isHostLabel(key)
+}
+
+// isHostLabel knows the attributes that a machine puts on files by itself.
+func isHostLabel(key string) bool {
+	return key == "security.selinux" || key == "security.ima" || key == "security.evm"
 }
 
 // bearable: an attribute that this filesystem or kind of file cannot carry.
