@@ -264,7 +264,7 @@ func TestRepairWithoutARegistry(t *testing.T) {
 	t.Run("from an archive", func(t *testing.T) {
 		s := open(t, t.TempDir(), nil, reg)
 		path, ids := ociArchive(t, plainLayer, "busybox:latest", "docker.io/other/tool:2")
-		if _, err := s.Import(t.Context(), path); err != nil {
+		if _, err := s.Import(t.Context(), ImportRequest{File: path}); err != nil {
 			t.Fatal(err)
 		}
 		spoil(t, s, ids[0])
@@ -275,7 +275,7 @@ func TestRepairWithoutARegistry(t *testing.T) {
 			t.Fatal("no findings")
 		}
 		s = reopen(t, s) // what was found is not forgotten
-		if _, err := s.Import(t.Context(), path); err != nil {
+		if _, err := s.Import(t.Context(), ImportRequest{File: path}); err != nil {
 			t.Fatal(err)
 		}
 		sound(t, s)
