@@ -212,6 +212,9 @@ func (o *oracle) add(e member) bool {
 	}
 	if real != name && o.interferes(real) {
 		o.flush()
+		if dir, ok = o.resolve(dir); !ok {
+			return false
+		}
 	}
 	there := o.lstat(real)
 	merges := there != nil && there.Mode&unix.S_IFMT == unix.S_IFDIR && e.kind == '5'

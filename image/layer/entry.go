@@ -5,7 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
+	"strconv"
 	"strings"
+	"sync"
 
 	"golang.org/x/sys/unix"
 )
@@ -68,7 +71,7 @@ func (u *unpacker) regular(name string, h *tar.Header, body io.Reader) error {
 	}
 	fd := -1
 	err = u.create(n, base, func() (err error) {
-		fd, err = unix.Openat(n.fd, base, openFile, 0o600)
+		fd, err = unix.Openat(n.fd, base, openFile, uint32(h.Mode)&0o777)
 		return err
 	})
 	if err != nil {
@@ -78,7 +81,11 @@ func (u *unpacker) regular(name string, h *tar.Header, body io.Reader) error {
 	if err := u.copy(fd, h, body); err != nil {
 		return err
 	}
-	if err := own(fd, h); err != nil {
+	if u.inherits || !isPlain(h) {
+		if err := own(fd, h); err != nil {
+			return err
+		}
+	} else if err := setXattrs(h, fsetxattr(fd)); err != nil {
 		return err
 	}
 	if err := u.sums.note(fd, u.sum.Sum64()); err != nil {
@@ -91,6 +98,30 @@ func (u *unpacker) regular(name string, h *tar.Header, body io.Reader) error {
 	return nil
 }
 
+// isPlain: a new file of ours has this owner and mode from the start, which
+// most files of most layers have. Setting them again costs as much as writing a
+// small file.
+func isPlain(h *tar.Header) bool {
+	mode := uint32(h.Mode) & 0o7777
+	return h.Uid == 0 && h.Gid == 0 && mode&^0o777 == 0 && mode&umask() == 0 && os.Geteuid() == 0 && os.Getegid() == 0
+}
+
+// umask is what the process takes away from modes of new files. It is read,
+// because it can be asked for only by setting it, for all threads.
+var umask = sync.OnceValue(func() uint32 {
+	status, err := os.ReadFile("/proc/self/status")
+	if err == nil {
+		for line := range strings.Lines(string(status)) {
+			if text, ok := strings.CutPrefix(line, "Umask:"); ok {
+				if mask, err := strconv.ParseUint(strings.TrimSpace(text), 8, 32); err == nil {
+					return uint32(mask)
+				}
+			}
+		}
+	}
+	return 0o777 // then no file is plain
+})
+
 // own sets owner, mode and attributes of an open file or directory. The order
 // matters: chown clears set-uid bits and file capabilities.
 func own(fd int, h *tar.Header) error {
@@ -100,9 +131,11 @@ func own(fd int, h *tar.Header) error {
 	if err := unix.Fchmod(fd, uint32(h.Mode)&0o7777); err != nil {
 		return failed("chmod", h.Name, err)
 	}
-	return setXattrs(h, func(key string, value []byte) error {
-		return unix.Fsetxattr(fd, key, value, 0)
-	})
+	return setXattrs(h, fsetxattr(fd))
+}
+
+func fsetxattr(fd int) func(key string, value []byte) error {
+	return func(key string, value []byte) error { return unix.Fsetxattr(fd, key, value, 0) }
 }
 
 // copy writes a file's content. Sparse files are written without their holes.
@@ -218,6 +251,8 @@ func (u *unpacker) directory(name string, h *tar.Header) error {
 		return err
 	}
 	u.dirTimes[n.path] = headerTimes(h)
+	// What is made in it from now on may have another group or mode than asked for.
+	u.inherits = u.inherits || h.Mode&unix.S_ISGID != 0 || h.PAXRecords[paxXattr+"system.posix_acl_default"] != ""
 	return own(n.fd, h)
 }
 

@@ -55,6 +55,7 @@ type unpacker struct {
 	whiteouts map[string]bool   // made by whiteout entries; may have been replaced since
 	links     map[string]string // hard links whose target was not there
 	opaque    bool
+	inherits  bool  // a directory gives what is made in it something of its own
 	sparse    int64 // logical size of sparse files so far
 	sums      Sums
 	sum       xxhash.Digest // of the file being written
