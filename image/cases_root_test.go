@@ -171,21 +171,28 @@ func TestB29TheSameLayerTwice(t *testing.T) {
 	a := gzipLayer(tarOf(t, file{name: "f", body: "a"}, file{name: "implied/x"}))
 	otherA := zstdLayer(a.tar)
 	b := gzipLayer(tarOf(t, file{name: ".wh.f"}, file{name: "b"}))
+	plain := gzipLayer(tarOf(t, file{name: "f", body: "a"}, file{name: "explicit/"}, file{name: "explicit/x"}))
 	for repo, layers := range map[string][]layerBlob{
-		"aba": {a, b, a}, "aa": {a, a}, "mixed": {a, b, otherA}, "abab": {a, b, a, b},
+		"aba": {a, b, a}, "aa": {a, a}, "plain": {plain, plain}, "mixed": {a, b, otherA}, "abab": {a, b, a, b},
 	} {
 		reg.push(repo, "1", layers...)
-		s := open(t, t.TempDir(), nil, reg)
-		before := reg.got(digest.FromBytes(a.data).String()) + reg.got(digest.FromBytes(otherA.data).String())
+		dir := t.TempDir()
+		s := open(t, dir, nil, reg)
+		count := func() int {
+			return reg.got(digest.FromBytes(a.data).String()) + reg.got(digest.FromBytes(otherA.data).String()) + reg.got(digest.FromBytes(plain.data).String())
+		}
+		before := count()
 		mustPull(t, s, reg.ref(repo+":1"))
 		root := mounted(t, s, reg.ref(repo+":1"))
 		_, err := os.Stat(root + "/f")
 		if there := err == nil; there != (repo != "abab") {
 			t.Errorf("%s: /f is there: %v", repo, there)
 		}
-		fetched := reg.got(digest.FromBytes(a.data).String()) + reg.got(digest.FromBytes(otherA.data).String()) - before
-		if fetched != 1 {
+		if fetched := count() - before; fetched != 1 {
 			t.Errorf("%s: the layer was fetched %d times", repo, fetched)
+		}
+		if stored := ls(t, filepath.Join(dir, "layers")); repo == "plain" && len(stored) != 1 {
+			t.Errorf("%s: the layer is stored as %v", repo, stored)
 		}
 	}
 }
@@ -205,6 +212,28 @@ func TestB35TooManyLayersAreRefusedAtPull(t *testing.T) {
 	}
 	if reg.got("/big/blobs/") != 1 {
 		t.Error("layers were fetched before")
+	}
+}
+
+func TestB35AsManyLayersAsTheKernelStacks(t *testing.T) {
+	leakcheck.Start(t)
+	reg := newRegistry(t)
+	var layers []layerBlob
+	for i := range rootfs.MaxLayers {
+		layers = append(layers, plainLayer(tarOf(t, file{name: fmt.Sprintf("f%d", i)}, file{name: "top", body: fmt.Sprint(i)})))
+	}
+	s := open(t, filepath.Join(inMemory(t), strings.Repeat("l", 200), "images"), nil, reg)
+	for _, count := range []int{127, 200, rootfs.MaxLayers} {
+		ref := fmt.Sprintf("many:%d", count)
+		reg.push("many", fmt.Sprint(count), layers[:count]...)
+		mustPull(t, s, reg.ref(ref))
+		root := mounted(t, s, reg.ref(ref))
+		if got := ls(t, root); len(got) != count+1 {
+			t.Errorf("%d layers show %d files", count, len(got))
+		}
+		if top, err := os.ReadFile(root + "/top"); err != nil || string(top) != fmt.Sprint(count-1) {
+			t.Errorf("of %d layers %q is on top (%v)", count, top, err)
+		}
 	}
 }
 

@@ -45,6 +45,13 @@ func TestB13PlatformIsChosenOrNamed(t *testing.T) {
 			t.Errorf("%s: %s, want %s", tag, got, id)
 		}
 	}
+	// Of several for this architecture the plain one is right for every machine.
+	special, specialID := reg.push("p", "", gzipLayer(tarOf(t, file{name: "g"})))
+	special.Platform = &ispec.Platform{OS: "linux", Architecture: runtime.GOARCH, Variant: "v9"}
+	index("variants", special, m)
+	if got := mustPull(t, s, reg.ref("p:variants")); got != id || got == specialID {
+		t.Errorf("of two variants: %s, want %s", got, id)
+	}
 	deep := inner
 	for range maxNesting + 2 {
 		deep = index("deep", deep)

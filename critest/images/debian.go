@@ -48,10 +48,12 @@ var (
 // madeOf is the description of a finished image in the cache.
 type madeOf struct {
 	Debs   []string
-	Layers []struct {
-		MediaType string
-		DiffID    digest.Digest
-	}
+	Layers []cooked
+}
+
+type cooked struct {
+	MediaType string
+	DiffID    digest.Digest
 }
 
 // Build makes the recipe's image, or takes it from the cache below deps, the
@@ -115,31 +117,33 @@ func (r Recipe) cook(dir string, layers [][]string, made madeOf, c Compression) 
 	if err := errors.Join(os.RemoveAll(dir), os.MkdirAll(dir, 0o755)); err != nil {
 		return made, err
 	}
-	pieces := make([]piece, len(layers))
-	for i, debs := range layers {
-		pieces[i] = piece{debs: debs}
-	}
+	total := 0 // of a layer; 0: all of its packages
 	if r.Split > 0 {
-		all := slices.Concat(layers...)
-		total := 0
-		if err := each(all, func(*tar.Header, io.Reader) error { total++; return nil }); err != nil {
+		layers = [][]string{slices.Concat(layers...)}
+		if err := each(layers[0], func(*tar.Header, io.Reader) error { total++; return nil }); err != nil {
 			return made, err
 		}
-		pieces = nil
-		for i := range r.Split {
-			pieces = append(pieces, piece{debs: all, from: i * total / r.Split, to: (i + 1) * total / r.Split})
-		}
 	}
-	for i, p := range pieces {
-		l, err := p.write(layerFile(dir, i), c)
+	k := kitchen{dir: dir, compression: c}
+	for _, debs := range layers {
+		n := 0
+		err := each(debs, func(h *tar.Header, body io.Reader) error {
+			if total > 0 && n*r.Split/total > len(k.done) {
+				if err := k.finish(); err != nil {
+					return err
+				}
+			}
+			n++
+			return k.add(h, body)
+		})
+		if err == nil {
+			err = k.finish()
+		}
 		if err != nil {
 			return made, err
 		}
-		made.Layers = append(made.Layers, struct {
-			MediaType string
-			DiffID    digest.Digest
-		}{l.MediaType, l.DiffID})
 	}
+	made.Layers = k.done
 	data, err := json.Marshal(made)
 	if err != nil {
 		return made, err
@@ -147,52 +151,64 @@ func (r Recipe) cook(dir string, layers [][]string, made madeOf, c Compression) 
 	return made, os.WriteFile(filepath.Join(dir, "image.json"), data, 0o600)
 }
 
-// piece is a layer of packages: all their entries, or those of a range.
-type piece struct {
-	debs     []string
-	from, to int
+// kitchen writes layers, one after the other.
+type kitchen struct {
+	dir         string
+	compression Compression
+	done        []cooked
+
+	out    *os.File // of the layer in the making; nil between two
+	packed io.WriteCloser
+	sum    digest.Digester
+	tar    *tar.Writer
+	kind   string
 }
 
-// write makes a layer's file.
-func (p piece) write(path string, c Compression) (Layer, error) {
-	l := Layer{}
-	out, err := os.Create(path)
-	if err != nil {
-		return l, err
+// begin opens the next layer.
+func (k *kitchen) begin() (err error) {
+	if k.out, err = os.Create(layerFile(k.dir, len(k.done))); err != nil {
+		return err
 	}
-	defer out.Close()
-	var packed io.WriteCloser
-	switch c {
+	switch k.compression {
 	case Zstd:
-		l.MediaType = ispec.MediaTypeImageLayerZstd
-		packed, err = zstd.NewWriter(out)
+		k.kind = ispec.MediaTypeImageLayerZstd
+		k.packed, err = zstd.NewWriter(k.out)
 	case Gzip:
-		l.MediaType = ispec.MediaTypeImageLayerGzip
-		packed, err = fastgzip.NewWriterLevel(out, gzip.DefaultCompression)
+		k.kind = ispec.MediaTypeImageLayerGzip
+		k.packed, err = fastgzip.NewWriterLevel(k.out, gzip.DefaultCompression)
 	default:
-		err = fmt.Errorf("a layer of packages is compressed, not %v", c)
+		err = fmt.Errorf("a layer of packages is compressed, not %v", k.compression)
 	}
 	if err != nil {
-		return l, err
+		return errors.Join(err, k.out.Close())
 	}
-	sum := digest.SHA256.Digester()
-	w := tar.NewWriter(io.MultiWriter(packed, sum.Hash()))
-	n := 0
-	err = each(p.debs, func(h *tar.Header, body io.Reader) error {
-		if n++; p.to > 0 && (n <= p.from || n > p.to) {
-			return nil
-		}
-		if err := w.WriteHeader(h); err != nil {
+	k.sum = digest.SHA256.Digester()
+	k.tar = tar.NewWriter(io.MultiWriter(k.packed, k.sum.Hash()))
+	return nil
+}
+
+func (k *kitchen) add(h *tar.Header, body io.Reader) error {
+	if k.out == nil {
+		if err := k.begin(); err != nil {
 			return err
 		}
-		_, err := io.Copy(w, body)
-		return err
-	})
-	if err == nil {
-		err = errors.Join(w.Close(), packed.Close(), out.Close())
 	}
-	l.DiffID = sum.Digest()
-	return l, err
+	if err := k.tar.WriteHeader(h); err != nil {
+		return err
+	}
+	_, err := io.Copy(k.tar, body)
+	return err
+}
+
+// finish closes the layer.
+func (k *kitchen) finish() error {
+	if k.out == nil {
+		return nil
+	}
+	err := errors.Join(k.tar.Close(), k.packed.Close(), k.out.Close())
+	k.done = append(k.done, cooked{k.kind, k.sum.Digest()})
+	k.out = nil
+	return err
 }
 
 // each calls f for the entries of packages, directories once.
