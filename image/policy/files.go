@@ -1,6 +1,7 @@
 package policy
 
 import (
+	"cmp"
 	"crypto/sha256"
 	"encoding/json"
 	"errors"
@@ -11,6 +12,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 
 	"go.podman.io/image/v5/signature"
 )
@@ -38,8 +40,8 @@ func (f Files) Path(namespace string) (string, error) {
 	if filepath.Base(namespace) != namespace || !filepath.IsLocal(namespace) || namespace == "." {
 		return "", fmt.Errorf("%w: namespace %q is not a name", ErrRefused, namespace)
 	}
-	if _, err := os.ReadDir(f.Dir); err != nil {
-		return "", fmt.Errorf("%w: read policy directory: %w", ErrRefused, err)
+	if info, err := os.Stat(f.Dir); err != nil || !info.IsDir() {
+		return "", fmt.Errorf("%w: policy directory %s: %w", ErrRefused, f.Dir, cmp.Or(err, error(syscall.ENOTDIR)))
 	}
 	path := filepath.Join(f.Dir, namespace+".json")
 	if _, err := os.Lstat(path); errors.Is(err, fs.ErrNotExist) {
