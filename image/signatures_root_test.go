@@ -12,6 +12,8 @@ import (
 
 	"github.com/opencontainers/go-digest"
 	ispec "github.com/opencontainers/image-spec/specs-go/v1"
+
+	"berth/sandbox/leakcheck"
 )
 
 // signing is a store under a policy, and a registry with one image to sign.
@@ -501,4 +503,28 @@ func TestPulledAndImported(t *testing.T) {
 	write(t, e.at("policy.json"), policyText(t, rejected, rules{e.reg.host: sigstoreRule(e.key, nil)}))
 	e.wants("use by the pulled name", e.use(r.ID, ref, ""), "")
 	e.wants("use by the imported name", e.use(r.ID, "vendor.example/app:1", ""), "rejected by policy")
+}
+
+// Of a registry in a hosts.toml the attached signatures are read from its hosts.
+func TestSignaturesByHosts(t *testing.T) {
+	leakcheck.Start(t)
+	e := newSigning(t)
+	hosts := t.TempDir()
+	if err := os.Mkdir(filepath.Join(hosts, "vendor.example"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	write(t, filepath.Join(hosts, "vendor.example", "hosts.toml"), fmt.Sprintf(
+		"[host.'http://%s']\n[host.'http://%s'.header]\nX-Key = 'k'\n", e.reg.host, e.reg.host))
+	o := *e.store.options()
+	o.HostsDir = hosts
+	if err := e.store.Reconfigure(o); err != nil {
+		t.Fatal(err)
+	}
+	write(t, e.at("policy.json"), policyText(t, rejected, rules{"vendor.example": sigstoreRule(e.key, nil)}))
+	const ref = "vendor.example/app:1"
+	e.sign(e.other, ref)
+	e.wants("another key", e.pull(ref, ""), "verification failed")
+	e.sign(e.key, ref)
+	e.wants("pull", e.pull(ref, ""), "")
+	e.wants("use", e.use(e.id, ref, ""), "")
 }

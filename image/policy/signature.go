@@ -54,6 +54,12 @@ func ReadSignatures(ctx context.Context, u *image.UnparsedImage) ([][]byte, erro
 	return list, nil
 }
 
+// Sigstore is a signature as cosign attaches them, in the form they are kept in.
+func Sigstore(mimeType string, payload []byte, annotations map[string]string) ([]byte, error) {
+	data, err := json.Marshal(sigstore{mimeType, payload, annotations})
+	return append([]byte(sigstoreMark), data...), err
+}
+
 // encode writes a signature whose type the library does not export, but whose
 // parts it does.
 func encode(s any) ([]byte, error) {
@@ -65,8 +71,7 @@ func encode(s any) ([]byte, error) {
 		UntrustedPayload() []byte
 		UntrustedAnnotations() map[string]string
 	}:
-		data, err := json.Marshal(sigstore{s.UntrustedMIMEType(), s.UntrustedPayload(), s.UntrustedAnnotations()})
-		return append([]byte(sigstoreMark), data...), err
+		return Sigstore(s.UntrustedMIMEType(), s.UntrustedPayload(), s.UntrustedAnnotations())
 	}
 	return nil, fmt.Errorf("signature of an unknown kind (%T)", s)
 }

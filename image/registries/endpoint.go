@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"math/rand/v2"
+	"net"
 	"net/http"
 	"net/url"
 	"strconv"
@@ -207,7 +208,9 @@ func asFailure(err error) *failure {
 	kind := kindOf(err)
 	var certificate *tls.CertificateVerificationError
 	var alert tls.AlertError
-	again := kind == ErrUnavailable && !errors.As(err, &certificate) && !errors.As(err, &alert) &&
+	var timeout net.Error
+	late := errors.As(err, &timeout) && timeout.Timeout() // it has been waited for already
+	again := kind == ErrUnavailable && !late && !errors.As(err, &certificate) && !errors.As(err, &alert) &&
 		!errors.Is(err, http.ErrSchemeMismatch) && !errors.Is(err, context.Canceled)
 	return &failure{kind: kind, text: err.Error(), again: again}
 }

@@ -28,30 +28,33 @@ type place struct {
 	noBlobs    bool          // asked for manifests of tags only
 }
 
-// places finds where a name can be fetched, in order, the upstream last.
-func (c Config) places(named reference.Named) ([]place, error) {
+// places finds where a name can be fetched, in order, the upstream last, and
+// whether a hosts.toml says so.
+func (c Config) places(named reference.Named) (_ []place, byHosts bool, _ error) {
 	sys, err := c.reload()
 	if err != nil {
-		return nil, err
+		return nil, false, err
 	}
 	entry, err := sysregistriesv2.FindRegistry(sys, named.Name())
 	if err != nil {
-		return nil, fmt.Errorf("%w: %v", ErrConfig, err)
+		return nil, false, fmt.Errorf("%w: %v", ErrConfig, err)
 	}
 	hosts, err := c.hostsFor(reference.Domain(named))
 	if err != nil {
-		return nil, err
+		return nil, false, err
 	}
 	switch {
 	case entry != nil && hosts != nil && !hosts.isDefault:
-		return nil, fmt.Errorf("%w: %s is configured twice, in %s and with the prefix %q in registries.conf (%s): one must go",
+		return nil, false, fmt.Errorf("%w: %s is configured twice, in %s and with the prefix %q in registries.conf (%s): one must go",
 			ErrConfig, reference.Domain(named), hosts.file, entry.Prefix, sysregistriesv2.ConfigurationSourceDescription(sys))
 	case entry != nil:
-		return fromRegistry(entry, named, sysregistriesv2.ConfigurationSourceDescription(sys))
+		list, err := fromRegistry(entry, named, sysregistriesv2.ConfigurationSourceDescription(sys))
+		return list, false, err
 	case hosts != nil:
-		return hosts.places(named)
+		list, err := hosts.places(named)
+		return list, true, err
 	}
-	return []place{{host: reference.Domain(named), path: "/v2", repository: reference.Path(named)}}, nil
+	return []place{{host: reference.Domain(named), path: "/v2", repository: reference.Path(named)}}, false, nil
 }
 
 // fromRegistry translates an entry of registries.conf.

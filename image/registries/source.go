@@ -20,6 +20,9 @@ type Source struct {
 	caller    *Caller
 	endpoints []*endpoint
 	hidden    secrets
+	// ByHosts: the endpoints are those of a hosts.toml, which nobody but this
+	// package knows.
+	ByHosts bool
 
 	mu     sync.Mutex
 	served *endpoint                    // gave the first manifest; guarded by mu
@@ -35,7 +38,8 @@ func Open(ctx context.Context, c Config, named reference.Named, caller *Caller) 
 	if caller != nil {
 		s.hidden.add(caller.Password, caller.IdentityToken, caller.RegistryToken)
 	}
-	places, err := s.config.places(named)
+	places, byHosts, err := s.config.places(named)
+	s.ByHosts = byHosts
 	if err != nil {
 		return nil, s.clean(err)
 	}
@@ -85,27 +89,53 @@ func (s *Source) Manifest(ctx context.Context, d digest.Digest) ([]byte, string,
 			return nil, "", &Error{ErrInvalid, fmt.Sprintf("%s has neither tag nor digest", s.named)}
 		}
 	}
-	list := s.candidates(func(e *endpoint) bool {
-		if byTag {
-			return !e.noTags
-		}
-		return !e.noBlobs
-	})
+	list := s.preferred(s.candidates(func(e *endpoint) bool { return e.mayAnswer(byTag) }))
+	data, kind, e, err := s.manifest(ctx, list, wanted, d)
+	if err == nil {
+		s.mu.Lock()
+		s.served = e
+		s.mu.Unlock()
+	}
+	return data, kind, err
+}
+
+// Tagged reads another manifest of the same repository, by its tag, from the
+// endpoint that gave the first one: what belongs to an image is beside it. The
+// error is that of Manifest.
+func (s *Source) Tagged(ctx context.Context, tag string) ([]byte, error) {
+	s.mu.Lock()
+	served := s.served
+	s.mu.Unlock()
+	list := []*endpoint{served}
+	if served == nil || !served.mayAnswer(true) {
+		list = s.candidates(func(e *endpoint) bool { return e.mayAnswer(true) })
+	}
+	data, _, _, err := s.manifest(ctx, list, tag, "")
+	return data, err
+}
+
+// manifest asks endpoints in turn for a manifest by tag or digest; one with d.
+func (s *Source) manifest(ctx context.Context, list []*endpoint, wanted string, d digest.Digest) ([]byte, string, *endpoint, error) {
 	var attempts []attempt
-	for i, e := range s.preferred(list) {
+	for i, e := range list {
 		data, kind, err := e.manifest(ctx, wanted, d, i == len(list)-1)
 		if err == nil {
-			s.mu.Lock()
-			s.served = e
-			s.mu.Unlock()
-			return data, kind, nil
+			return data, kind, e, nil
 		}
 		if ctx.Err() != nil {
-			return nil, "", context.Cause(ctx)
+			return nil, "", nil, context.Cause(ctx)
 		}
 		attempts = append(attempts, attempt{e, err})
 	}
-	return nil, "", s.failed(attempts)
+	return nil, "", nil, s.failed(attempts)
+}
+
+// mayAnswer says whether the endpoint is there for tags, or for digests.
+func (e *endpoint) mayAnswer(tags bool) bool {
+	if tags {
+		return !e.noTags
+	}
+	return !e.noBlobs
 }
 
 // preferred puts the endpoint that gave the first manifest to the front: what
