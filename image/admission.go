@@ -156,6 +156,10 @@ func (r *run) admit(ctx context.Context, unparsed []*image.UnparsedImage) error 
 	if r.job.again || !r.store.policies().Set() {
 		return nil
 	}
+	var err error
+	if r.sources, err = policy.ReadSources(r.store.options().RegistriesDir); err != nil {
+		return err
+	}
 	subject := policy.Subject{Reference: r.job.identity(), Scratch: r.store.staging()}
 	var unread error
 	for i, doc := range slices.Backward(r.docs) {
@@ -171,7 +175,7 @@ func (r *run) admit(ctx context.Context, unparsed []*image.UnparsedImage) error 
 		g.Stop()
 		subject.Manifests = append(subject.Manifests, m)
 	}
-	err := r.job.policy.Admit(ctx, subject)
+	err = r.job.policy.Admit(ctx, subject)
 	if errors.Is(err, ErrSignature) && unread != nil {
 		return unread // a signature that could not be read is no missing one
 	}

@@ -10,6 +10,13 @@ func CheckPolicy(path string) error {
 	return policy.Check(path)
 }
 
+// CheckSources reads a directory as Options.RegistriesDir and tells what is wrong
+// with it.
+func CheckSources(dir string) error {
+	_, err := policy.ReadSources(dir)
+	return err
+}
+
 // CheckRegistries reads a file and its drop-ins as Options.RegistriesConf and
 // tells what is wrong with them. What is right counts from the next pull on.
 func CheckRegistries(path string) error { return registries.CheckConf(path) }

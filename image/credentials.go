@@ -98,7 +98,6 @@ func (s *Store) system(registry string, c *Credentials) (*types.SystemContext, e
 		SystemRegistriesConfPath: o.RegistriesConf,
 		DockerPerHostCertDirPath: o.CertsDir,
 		AuthFilePath:             o.AuthFile,
-		RegistriesDirPath:        o.RegistriesDir,
 		BlobInfoCacheDir:         noCacheDir,
 		BigFilesTemporaryDir:     s.staging(),
 		DockerRegistryUserAgent:  "berth",

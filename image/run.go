@@ -20,6 +20,7 @@ import (
 	"go.podman.io/image/v5/types"
 
 	"berth/image/fetch"
+	"berth/image/policy"
 )
 
 // run is the fetching of one image: what was found out about it, and what it
@@ -33,8 +34,9 @@ type run struct {
 	fresh  map[string]bool // diffIDs for which only the pristine variant will do
 
 	// Set by inspect.
-	id   string
-	docs []document // outermost index first, the image manifest last
+	id      string
+	docs    []document      // outermost index first, the image manifest last
+	sources *policy.Sources // of signatures
 	// signatures by manifest, of those whose signatures were asked for and read
 	signatures map[digest.Digest][][]byte
 	blobs      blobs

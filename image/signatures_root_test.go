@@ -1,10 +1,12 @@
 package image
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"strings"
@@ -527,4 +529,85 @@ func TestSignaturesByHosts(t *testing.T) {
 	e.sign(e.key, ref)
 	e.wants("pull", e.pull(ref, ""), "")
 	e.wants("use", e.use(e.id, ref, ""), "")
+}
+
+// A lookaside may be a server; what it must not do is to answer without an end.
+func TestSignaturesOfALookasideServer(t *testing.T) {
+	leakcheck.Start(t)
+	key, sign := gpg(t)
+	e := newSigning(t)
+	answers := map[string][]byte{}
+	always := false
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.Header.Get("Authorization") != "" {
+			t.Error("the lookaside was sent a login")
+		}
+		data, ok := answers[r.URL.Path]
+		if !ok && !always {
+			http.NotFound(w, r)
+			return
+		}
+		w.Write(data)
+	}))
+	defer server.Close()
+	write(t, e.at("registries.d/here.yaml"), fmt.Sprintf("docker:\n  %s:\n    lookaside: %s/sigs\n", e.reg.host, server.URL))
+	e.rule(need(rules{"type": "signedBy", "keyType": "GPGKeys", "keyPath": key}))
+	e.wants("pull", e.pull(e.ref, ""), "no signature exists")
+	at := "/sigs/app@" + strings.Replace(e.manifest.String(), ":", "=", 1) + "/signature-"
+	answers[at+"1"] = sign(statement("atomic container signature", e.reg.ref("app:2"), e.manifest))
+	answers[at+"2"] = sign(statement("atomic container signature", e.ref, e.manifest))
+	e.wants("pull", e.pull(e.ref, ""), "")
+
+	for what, tc := range map[string]struct {
+		first []byte
+		want  string
+	}{
+		"a page for everything":   {[]byte("<html>"), "no signature"},
+		"signatures without end":  {answers[at+"2"], "more than 64"},
+		"a signature without end": {bytes.Repeat([]byte{0xA0}, 2<<20), "more than"},
+	} {
+		always = true
+		for n := range 100 {
+			answers[at+fmt.Sprint(n+1)] = tc.first
+		}
+		err := e.pull(e.ref, "")
+		if err == nil || errors.Is(err, ErrSignature) || !strings.Contains(err.Error(), tc.want) {
+			t.Errorf("%s: %v, want %q", what, err, tc.want)
+		}
+	}
+}
+
+// Attached signatures are bounded before they are read.
+func TestAttachedSignaturesAreBounded(t *testing.T) {
+	leakcheck.Start(t)
+	e := newSigning(t)
+	e.rule(sigstoreRule(e.key, nil))
+	large := e.key.sign(e.ref, e.manifest)
+	large.payload = append(large.payload, bytes.Repeat([]byte(" "), 2<<20)...)
+	e.reg.attach("app", e.manifest, large)
+	if err := e.pull(e.ref, ""); err == nil || errors.Is(err, ErrSignature) {
+		t.Errorf("a signature of 2 MiB: %v", err)
+	}
+	small, many := e.key.sign(e.ref, e.manifest), make([]cosigned, 5000)
+	for i := range many {
+		many[i] = small
+	}
+	e.reg.attach("app", e.manifest, many...)
+	before := e.reg.got("/blobs/")
+	if err := e.pull(e.ref, ""); err == nil || errors.Is(err, ErrSignature) {
+		t.Errorf("5000 signatures: %v", err)
+	}
+	if got := e.reg.got("/blobs/"); got != before {
+		t.Errorf("%d blobs were read", got-before)
+	}
+}
+
+// Where signatures are is part of the policy: a file that cannot be read
+// refuses, whatever would be found.
+func TestABrokenFileOfSources(t *testing.T) {
+	leakcheck.Start(t)
+	e := newSigning(t)
+	e.rule(anything)
+	write(t, e.at("registries.d/more.yaml"), "docker: [")
+	e.wants("pull", e.pull(e.ref, ""), e.at("registries.d/more.yaml"))
 }

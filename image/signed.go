@@ -6,12 +6,11 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net/url"
 	"strings"
 
 	"github.com/opencontainers/go-digest"
 	ispec "github.com/opencontainers/image-spec/specs-go/v1"
-	"go.podman.io/image/v5/docker"
-	"go.podman.io/image/v5/docker/reference"
 	"go.podman.io/image/v5/image"
 
 	"berth/image/policy"
@@ -19,31 +18,74 @@ import (
 )
 
 // readSignatures asks for the signatures of one of the manifests that inspect
-// has read. For one in a registry the library is asked, which alone knows where
-// they are kept. It does not know hosts.toml: of such a registry those are read
-// that are attached to the image.
+// has read. Of one in a registry they are where containers-registries.d(5) says
+// of the place it came from, or else of its name. Who has hosts.toml need not
+// write such a file for signatures that are attached to the image.
 func (r *run) readSignatures(ctx context.Context, unparsed *image.UnparsedImage, d digest.Digest) ([][]byte, error) {
 	from, ok := r.src.(*remote)
 	if !ok {
 		return policy.ReadSignatures(ctx, unparsed)
 	}
-	if from.ByHosts {
-		return from.attached(ctx, d)
+	host, repository := from.Place()
+	where := r.sources.Of(r.job.repository.named)
+	if place, err := parseName(host + "/" + repository + "@" + d.String()); err == nil {
+		where = r.sources.Of(place.named, r.job.repository.named)
 	}
-	named, err := reference.WithDigest(reference.TrimNamed(r.job.repository.named), d)
+	list, err := from.aside(ctx, where.Lookaside+"/"+repository, d)
+	if err == nil && (where.Attached || from.ByHosts) {
+		var attached [][]byte
+		attached, err = from.attached(ctx, d)
+		list = append(list, attached...)
+	}
 	if err != nil {
 		return nil, err
 	}
-	ref, err := docker.NewReference(named)
+	return list, policy.Bounded(list)
+}
+
+// aside reads what a lookaside has of a manifest: files, or documents of a
+// server, numbered from 1.
+func (r *remote) aside(ctx context.Context, base string, d digest.Digest) ([][]byte, error) {
+	var list [][]byte
+	left := int64(policy.MaxSignatureSize)
+	for n := 1; ; n++ {
+		if n > policy.MaxSignatures {
+			return nil, fmt.Errorf("%s has more than %d signatures of %s", base, policy.MaxSignatures, d)
+		}
+		at := fmt.Sprintf("%s@%s=%s/signature-%d", base, d.Algorithm(), d.Encoded(), n)
+		data, err := r.signatureAt(ctx, at, left)
+		if errors.Is(err, ErrNotFound) || errors.Is(err, registries.ErrNotFound) {
+			return list, nil
+		}
+		if err == nil {
+			data, err = policy.Aside(data)
+		}
+		if err != nil {
+			return nil, fmt.Errorf("read signature %s: %w", at, err)
+		}
+		left -= int64(len(data))
+		list = append(list, data)
+	}
+}
+
+func (r *remote) signatureAt(ctx context.Context, at string, most int64) ([]byte, error) {
+	u, err := url.Parse(at)
 	if err != nil {
 		return nil, err
 	}
-	src, err := ref.NewImageSource(ctx, r.job.sys)
+	if u.Scheme != "file" {
+		return r.Aside(ctx, at, most)
+	}
+	f, err := openArchive(u.Path)
 	if err != nil {
 		return nil, err
 	}
-	defer src.Close()
-	return policy.ReadSignatures(ctx, image.UnparsedInstance(src, nil))
+	defer f.Close()
+	data, err := io.ReadAll(io.LimitReader(f, most+1))
+	if err == nil && int64(len(data)) > most {
+		err = fmt.Errorf("more than %d bytes", most)
+	}
+	return data, err
 }
 
 // attached reads what cosign has put beside a manifest: a manifest of its own,

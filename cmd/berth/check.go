@@ -129,11 +129,12 @@ func checkDirectories(c config.Config, refuse func(string, error)) {
 	}
 	one("nri.plugin_config_path", c.NRI.PluginConfigPath)
 	one("nri.socket_path", filepath.Dir(c.NRI.SocketPath))
-	for _, d := range []struct{ key, path string }{{"image.policy_dir", c.Image.PolicyDir}, {"image.registries_dir", c.Image.RegistriesDir}} {
-		if d.path != "" { // where it is missing, policies might be
-			_, err := os.ReadDir(d.path)
-			refuse(d.key, err)
-		}
+	if c.Image.PolicyDir != "" { // where it is missing, policies might be
+		_, err := os.ReadDir(c.Image.PolicyDir)
+		refuse("image.policy_dir", err)
+	}
+	if c.Image.RegistriesDir != "" {
+		refuse("image.registries_dir", image.CheckSources(c.Image.RegistriesDir))
 	}
 }
 

@@ -1,8 +1,10 @@
 package policy
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 
 	"go.podman.io/image/v5/image"
@@ -36,22 +38,47 @@ func ReadSignatures(ctx context.Context, u *image.UnparsedImage) ([][]byte, erro
 	if err != nil {
 		return nil, err
 	}
-	if len(read) > MaxSignatures {
-		return nil, fmt.Errorf("the manifest has %d signatures, at most %d are read", len(read), MaxSignatures)
-	}
 	var list [][]byte
-	size := 0
 	for _, s := range read {
 		blob, err := encode(s)
 		if err != nil {
 			return nil, err
 		}
-		if size += len(blob); size > MaxSignatureSize {
-			return nil, fmt.Errorf("the manifest's signatures have more than %d bytes", MaxSignatureSize)
-		}
 		list = append(list, blob)
 	}
-	return list, nil
+	return list, Bounded(list)
+}
+
+// Bounded is an error when a manifest has too many signatures or too large ones.
+func Bounded(list [][]byte) error {
+	if len(list) > MaxSignatures {
+		return fmt.Errorf("the manifest has %d signatures, at most %d are read", len(list), MaxSignatures)
+	}
+	size := 0
+	for _, blob := range list {
+		size += len(blob)
+	}
+	if size > MaxSignatureSize {
+		return fmt.Errorf("the manifest's signatures have more than %d bytes", MaxSignatureSize)
+	}
+	return nil
+}
+
+// Aside is a signature as a lookaside has it, in the form they are kept in.
+func Aside(blob []byte) ([]byte, error) {
+	switch {
+	case bytes.HasPrefix(blob, []byte(simpleMark)):
+		return blob, nil
+	case bytes.HasPrefix(blob, []byte(sigstoreMark)):
+		var s sigstore
+		if err := json.Unmarshal(blob[len(sigstoreMark):], &s); err != nil {
+			return nil, fmt.Errorf("read a sigstore signature: %w", err)
+		}
+		return blob, nil
+	case len(blob) == 0 || blob[0]&0x80 == 0: // every OpenPGP packet begins with this bit
+		return nil, errors.New("this is no signature")
+	}
+	return append([]byte(simpleMark), blob...), nil
 }
 
 // Sigstore is a signature as cosign attaches them, in the form they are kept in.

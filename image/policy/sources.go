@@ -4,8 +4,10 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"net/url"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"go.podman.io/image/v5/docker/policyconfiguration"
@@ -35,6 +37,16 @@ type place struct {
 	Attached  *bool  `yaml:"use-sigstore-attachments"`
 }
 
+func (p place) check() error {
+	for _, text := range []string{p.Lookaside, p.Old} {
+		u, err := url.Parse(text)
+		if text != "" && (err != nil || !slices.Contains([]string{"file", "http", "https"}, u.Scheme) || u.Path == "" && u.Scheme == "file" || u.RawQuery != "") {
+			return fmt.Errorf("lookaside %q is no URL of a directory with file, http or https", text)
+		}
+	}
+	return nil
+}
+
 // defaultLookaside is where nothing else is said.
 const defaultLookaside = "file:///var/lib/containers/sigstore"
 
@@ -44,7 +56,7 @@ var systemDirs = []string{"/usr/share/containers/registries.d", "/etc/containers
 
 // ReadSources reads the *.yaml files of a directory, of none the system's. What
 // two files say of the same place contradicts: that, and whatever cannot be read,
-// is an error that names the file.
+// is ErrRefused with the name of the file.
 func ReadSources(dir string) (*Sources, error) {
 	dirs := systemDirs
 	if dir != "" {
@@ -58,7 +70,7 @@ func ReadSources(dir string) (*Sources, error) {
 			continue
 		}
 		if err != nil {
-			return nil, fmt.Errorf("read where signatures are: %w", err)
+			return nil, fmt.Errorf("%w: read where signatures are: %w", ErrRefused, err)
 		}
 		for _, item := range list {
 			if name := item.Name(); strings.HasSuffix(name, ".yaml") {
@@ -72,7 +84,7 @@ func ReadSources(dir string) (*Sources, error) {
 	s := &Sources{places: map[string]place{}}
 	for _, name := range order {
 		if err := s.read(files[name]); err != nil {
-			return nil, fmt.Errorf("read where signatures are: %w", err)
+			return nil, fmt.Errorf("%w: read where signatures are: %w", ErrRefused, err)
 		}
 	}
 	return s, nil
@@ -95,10 +107,16 @@ func (s *Sources) read(file string) error {
 			return fmt.Errorf("%s: default-docker is in another file too", file)
 		}
 		s.byDefault = says.Default
+		if err := s.byDefault.check(); err != nil {
+			return fmt.Errorf("%s: default-docker: %w", file, err)
+		}
 	}
 	for name, p := range says.Docker {
 		if _, ok := s.places[name]; ok {
 			return fmt.Errorf("%s: %q is in another file too", file, name)
+		}
+		if err := p.check(); err != nil {
+			return fmt.Errorf("%s: %q: %w", file, name, err)
 		}
 		s.places[name] = p
 	}

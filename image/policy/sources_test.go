@@ -65,6 +65,8 @@ func TestSourcesThatContradict(t *testing.T) {
 		"defaults twice":   {"default-docker: {}\n", "default-docker: {}\n", "b.yaml: default-docker"},
 		"not YAML":         {"docker: {}\n", "docker: [\n", "b.yaml"},
 		"the wrong type":   {"docker: {}\n", "docker:\n  x: {use-sigstore-attachments: perhaps}\n", "b.yaml"},
+		"no directory":     {"docker: {}\n", "docker:\n  x: {lookaside: /sigs}\n", `b.yaml: "x": lookaside "/sigs"`},
+		"another scheme":   {"docker: {}\n", "default-docker: {sigstore: 'ftp://x.example'}\n", "ftp://x.example"},
 		"another's format": {"docker: 5\n", "", "a.yaml"},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -100,18 +100,54 @@ func (s *Source) Manifest(ctx context.Context, d digest.Digest) ([]byte, string,
 }
 
 // Tagged reads another manifest of the same repository, by its tag, from the
-// endpoint that gave the first one: what belongs to an image is beside it. The
-// error is that of Manifest.
+// endpoint that gave the first one, also when that is otherwise asked for digests
+// only: what belongs to an image is beside it. The error is that of Manifest.
 func (s *Source) Tagged(ctx context.Context, tag string) ([]byte, error) {
-	s.mu.Lock()
-	served := s.served
-	s.mu.Unlock()
-	list := []*endpoint{served}
-	if served == nil || !served.mayAnswer(true) {
-		list = s.candidates(func(e *endpoint) bool { return e.mayAnswer(true) })
-	}
-	data, _, _, err := s.manifest(ctx, list, tag, "")
+	data, _, _, err := s.manifest(ctx, []*endpoint{s.main()}, tag, "")
 	return data, err
+}
+
+// main is the endpoint that gave the first manifest, before that the upstream.
+func (s *Source) main() *endpoint {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.served != nil {
+		return s.served
+	}
+	return s.endpoints[len(s.endpoints)-1]
+}
+
+// Place is the host and the repository that the first manifest came from.
+func (s *Source) Place() (host, repository string) {
+	e := s.main()
+	return e.host, e.repository
+}
+
+// Aside reads a small document of a server beside the registry, over http or
+// https: with the proxies, the authorities and the patience of the endpoint that
+// gave the first manifest, but without its login. It asks once. The error is an
+// *Error, ErrNotFound among them, or ctx's.
+func (s *Source) Aside(ctx context.Context, url string, most int64) ([]byte, error) {
+	e := s.main()
+	r, err := http.NewRequest(http.MethodGet, url, nil)
+	if err != nil {
+		return nil, s.clean(fmt.Errorf("%w: %v", ErrConfig, err))
+	}
+	res, err := e.exchange(ctx, r)
+	if err == nil && res.StatusCode != http.StatusOK {
+		err = e.refusal(res)
+	}
+	var data []byte
+	if err == nil {
+		data, err = e.readDocument(res, most)
+	}
+	if ctx.Err() != nil {
+		return nil, context.Cause(ctx)
+	}
+	if err != nil {
+		return nil, s.clean(asFailure(err))
+	}
+	return data, nil
 }
 
 // manifest asks endpoints in turn for a manifest by tag or digest; one with d.
