@@ -29,6 +29,7 @@
 //	refs.json            every image: names, digests, layers (written aside, renamed)
 //	refs.durable.json    a second name of the last refs.json that is surely on disk
 //	refs.reserve         room for the records of a removal on a full disk
+//	preloaded.json       archives of a preload directory that were imported
 //	blobs/sha256/<hex>   manifests and configs
 //	layers/<n>/diff/     a layer; layer.json beside it says which, and whether it is durable
 //	staging/             what is being unpacked; emptied at start

@@ -356,7 +356,7 @@ func (s *Store) record(id string, img *saved) *Record {
 func (s *Store) overhead() layer.Usage {
 	at := func(part string) string { return filepath.Join(s.root, part) }
 	var u layer.Usage
-	for _, dir := range []string{"", "layers", "staging", "trash", refsFile, reserveFile} {
+	for _, dir := range []string{"", "layers", "staging", "trash", refsFile, reserveFile, preloadedFile} {
 		u = u.Add(layer.UsageOf(at(dir)))
 	}
 	current, err := os.Stat(at(refsFile))

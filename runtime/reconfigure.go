@@ -22,6 +22,7 @@ func (s *Service) Reconfigure(c config.Config) {
 	c.Runtime.CgroupDriver = s.Config().Runtime.CgroupDriver // settled at the start
 	s.reconfigured.Store(&c)
 	s.cdi.Use(c.Runtime.CDIDirs)
+	s.behind(s.preload)
 }
 
 // host is the node as containers are specified for it, with the configuration's

@@ -47,6 +47,7 @@ func (s *Service) Restore(ctx context.Context) error {
 	s.readFeatures(ctx)
 	s.behind(s.readCheckpoints)
 	s.behind(s.watchPulls)
+	s.behind(s.preload)
 	s.events.serve(time.Now())
 	go s.watchExits(ctx)
 	return nil

@@ -92,6 +92,7 @@ type Service struct {
 	closing    chan struct{} // closed by Close
 	background sync.WaitGroup
 	warned     sync.Map // texts of warnings that were logged
+	preloading sync.Mutex
 }
 
 // New makes a Service over its parts. Restore must be called before it serves.

@@ -122,6 +122,7 @@ func TestCheckLooksAtTheNode(t *testing.T) {
 		{"image.policy_dir", "@plugins", "@plain", "not a directory"},
 		{"image.registries_dir", "@plugins", "@none", "no such file"},
 		{"image.auth_file", "@auth.json", "@plain", "plain"},
+		{"image.preload_dir", "@none", "@plain", "is no directory"},
 		{"image.auth_file", "@auth.json", "@none", "no such file"},
 		{"streaming.address", `"127.0.0.1"`, `"192.0.2.7"`, "192.0.2.7 is no address of this node"},
 		{"streaming.address", `"0.0.0.0"`, `"2001:db8::7"`, "2001:db8::7 is no address of this node"},

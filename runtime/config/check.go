@@ -49,7 +49,7 @@ func (c Config) checkPaths(p *Problems) {
 	for _, o := range []struct{ key, path string }{{"monitor", c.Monitor}, {"cni.conf_template", c.CNI.ConfTemplate},
 		{"image.registries_conf", c.Image.RegistriesConf}, {"image.hosts_dir", c.Image.HostsDir}, {"image.certs_dir", c.Image.CertsDir},
 		{"image.policy", c.Image.Policy}, {"image.policy_dir", c.Image.PolicyDir},
-		{"image.registries_dir", c.Image.RegistriesDir}, {"image.auth_file", c.Image.AuthFile},
+		{"image.registries_dir", c.Image.RegistriesDir}, {"image.auth_file", c.Image.AuthFile}, {"image.preload_dir", c.Image.PreloadDir},
 		{"streaming.tls_cert", c.Streaming.TLSCert}, {"streaming.tls_key", c.Streaming.TLSKey}} {
 		if o.path != "" {
 			p.absolute(o.key, o.path)

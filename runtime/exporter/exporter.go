@@ -50,6 +50,7 @@ type Metrics struct {
 	failures    *prometheus.CounterVec
 	layers      *prometheus.CounterVec
 	resumed     prometheus.Counter
+	preloads    *prometheus.CounterVec
 }
 
 // New makes metrics at zero; state is asked at each scrape and must not block.
@@ -72,6 +73,7 @@ func New(version string, state func() State) *Metrics {
 	m.failures = counter("berth_pull_failures_total", "Pulls and imports that failed.", "op", "reason")
 	m.layers = counter("berth_pull_layers_total", "Layers of pulls and imports that ended well.", "op", "how")
 	m.resumed = counter("berth_pull_resumed_bytes_total", "Bytes that pulls had from an earlier try.").WithLabelValues()
+	m.preloads = counter("berth_preload_files_total", "Archives of the preload directory that were tried.", "result")
 
 	info := prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: "berth_build_info", Help: "Always 1."}, []string{"version"})
 	info.WithLabelValues(version).Set(1)
@@ -122,3 +124,6 @@ func (m *Metrics) Pull(p Pull) {
 	m.layers.WithLabelValues(p.Op, "resumed").Add(float64(p.Resumed))
 	m.resumed.Add(float64(p.ResumedBytes))
 }
+
+// Preload counts an archive of the preload directory: imported or failed.
+func (m *Metrics) Preload(result string) { m.preloads.WithLabelValues(result).Inc() }

@@ -51,6 +51,7 @@ func TestScrape(t *testing.T) {
 	m.Step("RunPodSandbox", "network setup", 500*time.Millisecond)
 	m.Pull(Pull{Op: "pull", Took: 3 * time.Second, Fetched: 2, Reused: 5, Resumed: 1, ResumedBytes: 1000})
 	m.Pull(Pull{Op: "import", Took: time.Second, Reason: "no_space"})
+	m.Preload("imported")
 	text := scraped(t, listen(t, m))
 	for _, want := range []string{
 		`berth_build_info{version="1.2.3"} 1`,
@@ -67,6 +68,7 @@ func TestScrape(t *testing.T) {
 		`berth_pull_layers_total{how="reused",op="pull"} 5`,
 		`berth_pull_layers_total{how="resumed",op="pull"} 1`,
 		`berth_pull_resumed_bytes_total 1000`,
+		`berth_preload_files_total{result="imported"} 1`,
 		`berth_images 3`,
 		`berth_image_store_bytes{kind="layers"} 7`,
 		`berth_image_store_inodes 9`,
