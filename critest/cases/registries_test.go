@@ -288,6 +288,39 @@ func TestB11TokensAndLimitsInMidPull(t *testing.T) {
 	}
 }
 
+// All six fields of an AuthConfig do what they say, and one that is for another
+// registry does nothing.
+func TestAuthConfigs(t *testing.T) {
+	r, _ := besides(t, "x/auth")
+	e := start(t, node.Options{Mirror: r.Addr()})
+	reference := r.Addr() + "/x/auth:1"
+	r.RequireTokens("u", "p:w", time.Minute)
+	if err := e.pullWith(reference, &cri.AuthConfig{Username: "u", Password: "p:w"}); err != nil {
+		t.Fatal(err)
+	}
+	token := r.Tokens()[0]
+	for name, c := range map[string]struct {
+		auth *cri.AuthConfig
+		want codes.Code
+	}{
+		"auth":                      {&cri.AuthConfig{Auth: "dTpwOnc="}, codes.OK},
+		"auth, wrong":               {&cri.AuthConfig{Auth: "dTpw"}, codes.Unauthenticated},
+		"auth, not base64":          {&cri.AuthConfig{Auth: "%"}, codes.InvalidArgument},
+		"identity_token":            {&cri.AuthConfig{IdentityToken: "p:w"}, codes.OK},
+		"identity_token, wrong":     {&cri.AuthConfig{IdentityToken: "x"}, codes.Unauthenticated},
+		"registry_token":            {&cri.AuthConfig{RegistryToken: token}, codes.OK},
+		"registry_token, wrong":     {&cri.AuthConfig{RegistryToken: "x"}, codes.Unauthenticated},
+		"server_address":            {&cri.AuthConfig{Username: "u", Password: "p:w", ServerAddress: "http://" + r.Addr() + "/v1/"}, codes.OK},
+		"server_address of another": {&cri.AuthConfig{Username: "u", Password: "p:w", ServerAddress: "docker.io"}, codes.Unauthenticated},
+		"registry_token of another": {&cri.AuthConfig{RegistryToken: token, ServerAddress: "docker.io"}, codes.Unauthenticated},
+		"nothing":                   {&cri.AuthConfig{}, codes.Unauthenticated},
+	} {
+		if err := e.pullWith(reference, c.auth); status.Code(err) != c.want {
+			t.Errorf("%s: %v, want code %s", name, err, c.want)
+		}
+	}
+}
+
 // Files of registries count from the next pull on. A broken one fails the pulls
 // that it is about, and says where it is broken.
 func TestRegistryFilesWhileRunning(t *testing.T) {

@@ -8,8 +8,8 @@ import (
 )
 
 // RequireTokens makes every request need a token, which the registry's own
-// service at /token gives to this user and password, or to anybody when user is
-// empty. Tokens are good for life; a life of 0 opens the registry again.
+// service at /token gives to this user and password, to who has the password as
+// a refresh token, or to anybody when user is empty. Tokens are good for life; a life of 0 opens the registry again.
 func (r *Registry) RequireTokens(user, password string, life time.Duration) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -30,8 +30,10 @@ func (r *Registry) Tokens() []string {
 // serveToken is the token service.
 func (r *Registry) serveToken(w *answer, q *http.Request) {
 	user, password, _ := q.BasicAuth()
+	refresh := q.Method == http.MethodPost && q.PostFormValue("grant_type") == "refresh_token"
 	r.mu.Lock()
-	good := r.tokenLife > 0 && (r.tokenUser == "" || user == r.tokenUser && password == r.tokenPassword)
+	good := r.tokenUser == "" || user == r.tokenUser && password == r.tokenPassword || refresh && q.PostFormValue("refresh_token") == r.tokenPassword
+	good = good && r.tokenLife > 0
 	token := fmt.Sprintf("registry-token-%d", len(r.tokens)+1)
 	if good {
 		r.tokens[token] = time.Now().Add(r.tokenLife)
