@@ -15,6 +15,7 @@ import (
 	"github.com/opencontainers/go-digest"
 	specs "github.com/opencontainers/image-spec/specs-go"
 	ispec "github.com/opencontainers/image-spec/specs-go/v1"
+	"go.podman.io/image/v5/types"
 
 	"berth/sandbox/leakcheck"
 )
@@ -52,6 +53,18 @@ func TestB13PlatformIsChosenOrNamed(t *testing.T) {
 	if got := mustPull(t, s, reg.ref("p:variants")); got != id || got == specialID {
 		t.Errorf("of two variants: %s, want %s", got, id)
 	}
+	// Of several variants that would do the best is taken, wherever it stands.
+	arm := func(variant string) ispec.Descriptor {
+		d := reg.doc("p", ispec.MediaTypeImageManifest, []byte(fmt.Sprintf(`{"schemaVersion":2,"x":%q}`, variant)))
+		d.Platform = &ispec.Platform{OS: "linux", Architecture: "arm", Variant: variant}
+		return d
+	}
+	want := arm("v7")
+	index("arms", attestation, arm("v5"), arm("v8"), want, arm("v6"))
+	of := &types.SystemContext{OSChoice: "linux", ArchitectureChoice: "arm", VariantChoice: "v7"}
+	if got, err := reg.docs["p arms"].choose(of); err != nil || got != want.Digest {
+		t.Errorf("arms: %s %v, want %s", got, err, want.Digest)
+	}
 	deep := inner
 	for range maxNesting + 2 {
 		deep = index("deep", deep)
@@ -68,7 +81,7 @@ func TestB17TwoThingsAtOnce(t *testing.T) {
 	image := string(reg.docs["x 1"].data)
 	both := strings.TrimSuffix(image, "}") + fmt.Sprintf(`,"manifests":[{"mediaType":%q,"digest":%q,"size":%d}]}`, m.MediaType, m.Digest, m.Size)
 	const docker = "application/vnd.docker.distribution.manifest"
-	types := []string{ispec.MediaTypeImageManifest, ispec.MediaTypeImageIndex, docker + ".v2+json", docker + ".list.v2+json", "application/json", ""}
+	served := []string{ispec.MediaTypeImageManifest, ispec.MediaTypeImageIndex, docker + ".v2+json", docker + ".list.v2+json", "application/json", ""}
 	s := open(t, t.TempDir(), nil, reg)
 	refused := func(what, contentType, body string) {
 		t.Helper()
@@ -78,7 +91,7 @@ func TestB17TwoThingsAtOnce(t *testing.T) {
 			t.Errorf("%s served as %q: %v", what, contentType, err)
 		}
 	}
-	for _, contentType := range types {
+	for _, contentType := range served {
 		refused("both", contentType, both)
 		refused("both without type", contentType, strings.Replace(both, `"mediaType":"`+ispec.MediaTypeImageManifest+`",`, "", 1))
 		refused("two configs", contentType, strings.TrimSuffix(image, "}")+`,"Config":{}}`)
