@@ -55,6 +55,7 @@ func serveCommand() *cobra.Command {
 
 // serve runs the daemon until SIGTERM or SIGINT. Containers outlive it.
 func serve(file string, cfg config.Config, hangups <-chan os.Signal) error {
+	syscall.Umask(0o022) // a socket must not be everybody's for one moment, whoever has started the daemon
 	setLevel(cfg.LogLevel)
 	log := logrus.NewEntry(logrus.StandardLogger())
 	if err := quietKlog(log); err != nil {

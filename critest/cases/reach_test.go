@@ -79,9 +79,9 @@ func TestUsersOfTheNodeReachNoContainer(t *testing.T) {
 
 // Nothing of the daemon's own can be written by anybody but root, records,
 // specifications and logs of the daemon cannot be read, and no socket can be
-// connected to.
+// connected to, also where the daemon was started with an open umask.
 func TestModesOfFilesAndSockets(t *testing.T) {
-	e := start(t, node.Options{Settings: map[string]string{"image": "keep_layer_blobs = true"}})
+	e := start(t, node.Options{Wrap: []string{"sh", "-c", `umask 0; exec "$@"`, "sh"}, Settings: map[string]string{"image": "keep_layer_blobs = true"}})
 	e.pull(images.Busybox)
 	config := e.sandbox()
 	id := e.startContainer(e.run(config), command("main", "exec sleep 1000"), config)
