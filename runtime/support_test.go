@@ -123,8 +123,9 @@ func fieldsOf(prefix string, d protoreflect.MessageDescriptor, known map[string]
 
 var testFunction = regexp.MustCompile(`(?m)^func ((?:Test|Fuzz)[A-Za-z0-9_]+)\(`)
 
-// Each test that the page names exists, and what is there has a test.
-func TestSupportPageNamesItsTests(t *testing.T) {
+// namesOfTests are those of the whole project.
+func namesOfTests(t *testing.T) map[string]bool {
+	t.Helper()
 	names := map[string]bool{}
 	err := filepath.WalkDir("..", func(path string, e os.DirEntry, err error) error {
 		if err != nil {
@@ -145,6 +146,12 @@ func TestSupportPageNamesItsTests(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	return names
+}
+
+// Each test that the page names exists, and what is there has a test.
+func TestSupportPageNamesItsTests(t *testing.T) {
+	names := namesOfTests(t)
 	for heading, rows := range supported(t) {
 		for name, row := range rows {
 			tests := regexp.MustCompile(`Test[A-Za-z0-9_]+`).FindAllString(row[1], -1)
@@ -157,5 +164,45 @@ func TestSupportPageNamesItsTests(t *testing.T) {
 				t.Errorf("%s, %s: no test is named", heading, name)
 			}
 		}
+	}
+}
+
+// securityRow is a line of a table of the threat model that has tests.
+var securityRow = regexp.MustCompile("^\\| (.*) \\| ((?:`[A-Za-z0-9_]+`(?:, )?)*) \\|$")
+
+// The threat model names a test for each of its lines, and only tests that exist.
+func TestSecurityPageNamesItsTests(t *testing.T) {
+	page, err := os.ReadFile("../docs/security.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	names, tested, rows := namesOfTests(t), false, 0
+	for line := range strings.Lines(string(page)) {
+		line = strings.TrimSpace(line)
+		if !strings.HasPrefix(line, "|") {
+			tested = false
+			continue
+		}
+		if strings.HasSuffix(line, "| test |") {
+			tested = true
+			continue
+		}
+		if !tested || strings.HasPrefix(line, "|--") {
+			continue
+		}
+		m := securityRow.FindStringSubmatch(line)
+		if m == nil || m[2] == "" {
+			t.Errorf("no test is named by: %s", line)
+			continue
+		}
+		rows++
+		for _, test := range strings.Split(m[2], ", ") {
+			if !names[strings.Trim(test, "`")] {
+				t.Errorf("%s: there is no test %s", m[1], test)
+			}
+		}
+	}
+	if rows < 40 {
+		t.Errorf("the page has %d lines with tests", rows)
 	}
 }
