@@ -14,7 +14,7 @@ RUNC_VERSION     := 1.5.3
 CNI_VERSION      := 1.10.0
 CRITOOLS_VERSION := 1.37.0
 
-APT_PACKAGES := gcc libc6-dev pkg-config libseccomp-dev iptables nftables iproute2 util-linux e2fsprogs strace
+APT_PACKAGES := gcc libc6-dev pkg-config libseccomp-dev iptables nftables iproute2 util-linux e2fsprogs strace curl zstd
 
 export BERTH_DEPS  := $(DEPS)
 export BERTH_BIN   := $(BIN)
@@ -83,10 +83,10 @@ $(STAMPS)/busybox: | $(STAMPS)/apt
 	touch $@
 
 # Packages that images of realistic shape are made of, see critest/images/debian.go.
-DEBS_SMALL := perl-modules-5.36 tzdata libpython3.11-stdlib
-DEBS_REAL  := bash coreutils libc6 dpkg perl-base util-linux python3.11-minimal libpython3.11-minimal \
-  libicu72 golang-1.19-src python3-django python3-sympy \
-  ghc openjdk-17-jdk-headless openjdk-17-jre-headless chromium libstd-rust-dev
+DEBS_SMALL  := perl-modules-5.36 tzdata libpython3.11-stdlib
+DEBS_COMMON := bash coreutils libc6 dpkg perl-base util-linux python3.11-minimal libpython3.11-minimal \
+  libicu72 golang-1.19-src python3-django python3-sympy
+DEBS_LARGE  := ghc openjdk-17-jdk-headless openjdk-17-jre-headless chromium libstd-rust-dev
 
 define download
 	@mkdir -p $(DEPS)/debs
@@ -105,8 +105,11 @@ endef
 $(STAMPS)/debs-small: | $(STAMPS)/apt
 	$(call download,$(DEBS_SMALL))
 
-$(STAMPS)/debs-real: | $(STAMPS)/debs-small
-	$(call download,$(DEBS_REAL))
+$(STAMPS)/debs-common: | $(STAMPS)/debs-small
+	$(call download,$(DEBS_COMMON))
+
+$(STAMPS)/debs-large: | $(STAMPS)/debs-common
+	$(call download,$(DEBS_LARGE))
 
 # The peer of the pull benchmark: `make bench PEERS=containerd`. igzip and unpigz
 # are kept from it there.
@@ -192,14 +195,14 @@ crash: build parts
 	BERTH_BIN=$(BIN)/faults exec $(BIN)/berth-crash -sample $(SAMPLE)
 
 images-real: ## pull images of Debian packages, 0.3 to 1.5 GB, 127 layers; compare every file (needs root, network)
-images-real: build parts $(STAMPS)/debs-real
+images-real: build parts $(STAMPS)/debs-large
 	@cd critest
 	BERTH_REAL=all go test -count=1 -v -timeout 30m -run '^TestRealImages$$' ./cases
 
 PEERS ?=
 PART  ?= all
 bench: ## times and memory against bare runc, CNI plugins and tar; PART=pods|pulls, PEERS=containerd (needs root)
-bench: build parts $(STAMPS)/debs-real $(if $(filter containerd,$(PEERS)),$(STAMPS)/containerd-$(CONTAINERD_VERSION))
+bench: build parts $(if $(filter-out pods,$(PART)),$(STAMPS)/debs-common) $(if $(filter containerd,$(PEERS)),$(STAMPS)/containerd-$(CONTAINERD_VERSION))
 	@cd critest
 	go build -o $(BIN)/berth-bench ./bench
 	exec $(BIN)/berth-bench -part $(PART) -peers '$(PEERS)'

@@ -22,8 +22,8 @@ import (
 	ispec "github.com/opencontainers/image-spec/specs-go/v1"
 )
 
-// Recipe is an image made of Debian packages, which `make deps` and `make debs`
-// download: real names, sizes, links and modes.
+// Recipe is an image made of Debian packages, which `make`
+// downloaded: real names, sizes, links and modes.
 type Recipe struct {
 	Name   string
 	Layers [][]string // the packages of each layer
@@ -37,7 +37,7 @@ var (
 )
 
 // Recipes of images as they are in use. Small needs what `make deps` downloads,
-// the others what `make debs` does.
+// the others what `make images-real` and `make bench` do.
 var (
 	Small  = Recipe{Name: "small", Layers: [][]string{perl, {"tzdata"}, {"libpython3.11-stdlib"}}}
 	Common = Recipe{Name: "common", Layers: [][]string{base, perl, python, {"tzdata"}, {"libicu72"}, {"golang-1.19-src"}, {"python3-django"}, {"python3-sympy"}}}
