@@ -5,7 +5,6 @@ import (
 	"encoding/hex"
 	"fmt"
 	"path"
-	"slices"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -25,6 +24,7 @@ type Plan struct {
 
 	bare    map[string]bool // implied directories
 	implied map[string]bool // where they end up
+	looked  map[string]bool // names of looks
 }
 
 type move struct{ from, to string }
@@ -46,7 +46,7 @@ type crossLink struct {
 // is the layer as it was unpacked. A cross link without a target gives
 // ErrInvalid.
 func (n Needs) Plan(own string, lowers []Lower) (*Plan, error) {
-	p := &Plan{bare: map[string]bool{}, implied: map[string]bool{}}
+	p := &Plan{bare: map[string]bool{}, implied: map[string]bool{}, looked: map[string]bool{}}
 	if n.None() {
 		return p, nil
 	}
@@ -189,7 +189,7 @@ func (p *Plan) moved(name string) string {
 // those that have an entry in this layer.
 func (p *Plan) lookLike(s *stack, root int, name string) error {
 	for at := name; at != ""; at, _ = split(at) {
-		if slices.ContainsFunc(p.looks, func(l look) bool { return l.name == at }) {
+		if p.looked[at] {
 			continue
 		}
 		if _, err := lstatAt(root, at); err == nil && !p.implied[at] {
@@ -208,6 +208,7 @@ func (p *Plan) lookLike(s *stack, root int, name string) error {
 		}
 		delete(xattrs, xattrOpaque)
 		facts := fmt.Sprintf("%o %d %d %d %d %q", h.st.Mode, h.st.Uid, h.st.Gid, h.st.Mtim.Sec, h.st.Mtim.Nsec, xattrs)
+		p.looked[at] = true
 		p.looks = append(p.looks, look{name: at, lower: s.lowers[h.layer], source: h.path, facts: facts})
 	}
 	return nil

@@ -17,7 +17,18 @@ type Lower struct {
 type stack struct {
 	lowers []Lower // bottom first
 	fds    []int
+	known  map[string]place // what was looked up lately; the layers do not change
 }
+
+// place is what a name leads to, and the layers whose directories merge there,
+// top first.
+type place struct {
+	hit  *hit // nil: nothing
+	dirs []int
+}
+
+// maxKnown bounds the memory: a place may name every layer.
+const maxKnown = 4096
 
 // hit is where a name was found: the topmost layer that has it.
 type hit struct {
@@ -27,7 +38,7 @@ type hit struct {
 }
 
 func openStack(lowers []Lower) (*stack, error) {
-	s := &stack{lowers: lowers}
+	s := &stack{lowers: lowers, known: map[string]place{}}
 	for _, l := range lowers {
 		fd, err := openRoot(l.Dir)
 		if err != nil {
@@ -58,17 +69,17 @@ func (s *stack) lookup(name string) (*hit, error) {
 	prefix := ""
 	for part := range strings.SplitSeq(name, "/") {
 		prefix = join(prefix, part)
-		h, dirs, err := s.enter(active, prefix)
-		if err != nil || h == nil {
+		at, err := s.enter(active, prefix)
+		if err != nil || at.hit == nil {
 			return nil, err
 		}
 		if prefix == name {
-			return h, nil
+			return at.hit, nil
 		}
-		if !isDir(h.st) {
+		if !isDir(at.hit.st) {
 			return nil, nil
 		}
-		active = dirs
+		active = at.dirs
 	}
 	return nil, nil
 }
@@ -84,9 +95,24 @@ func (s *stack) top(active []int, name string) (*hit, error) {
 	return &hit{layer: active[0], st: st}, nil
 }
 
-// enter looks name up in the layers that share its parent directory, top
-// first, and returns the topmost hit and the layers whose directories merge.
-func (s *stack) enter(active []int, name string) (*hit, []int, error) {
+// enter looks name up in the layers that share its parent directory, top first.
+// Names below the same directories come in numbers, so it remembers.
+func (s *stack) enter(active []int, name string) (place, error) {
+	if at, ok := s.known[name]; ok {
+		return at, nil
+	}
+	at, err := s.look(active, name)
+	if err != nil {
+		return place{}, err
+	}
+	if len(s.known) >= maxKnown {
+		clear(s.known)
+	}
+	s.known[name] = at
+	return at, nil
+}
+
+func (s *stack) look(active []int, name string) (place, error) {
 	var first *hit
 	var dirs []int
 	for _, i := range active {
@@ -95,7 +121,7 @@ func (s *stack) enter(active []int, name string) (*hit, []int, error) {
 			continue
 		}
 		if err != nil {
-			return nil, nil, failed("stat", name, err)
+			return place{}, failed("stat", name, err)
 		}
 		if isWhiteout(st) || first != nil && !isDir(st) {
 			break
@@ -109,13 +135,13 @@ func (s *stack) enter(active []int, name string) (*hit, []int, error) {
 		dirs = append(dirs, i)
 		opaque, err := isOpaque(s.fds[i], name)
 		if err != nil {
-			return nil, nil, err
+			return place{}, err
 		}
 		if opaque {
 			break
 		}
 	}
-	return first, dirs, nil
+	return place{first, dirs}, nil
 }
 
 func isOpaque(root int, name string) (bool, error) {
