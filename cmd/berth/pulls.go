@@ -93,7 +93,7 @@ func shower(cmd *cobra.Command, d *daemon) (show func(*admin.PullsReply) error, 
 		s := &screen{out: out}
 		return func(r *admin.PullsReply) error {
 			width, height, err := term.GetSize(int(f.Fd()))
-			if err != nil {
+			if err != nil || width == 0 || height == 0 { // a terminal that nobody has sized
 				width, height = 80, 24
 			}
 			return s.draw(pullView(r.Pulls, width), width, height)

@@ -4,9 +4,12 @@ import (
 	"encoding/json"
 	"math/rand/v2"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"regexp"
 	"strings"
+	"sync"
+	"syscall"
 	"testing"
 
 	ispec "github.com/opencontainers/image-spec/specs-go/v1"
@@ -96,6 +99,7 @@ func TestPullsAreWatched(t *testing.T) {
 	if out, code := e.berth("pulls", "--socket", e.Socket); code != 0 || !regexp.MustCompile(`docker.io/cases/watched:1 +fetching .*B/s`).MatchString(out) {
 		t.Errorf("the table: exit code %d\n%s", code, out)
 	}
+	e.watched()
 	<-ended
 	list := e.pulls()
 	if p := list[len(list)-1]; !p.Ended || p.Stage != "done" || p.ID != done.Config.String() || p.Bytes != last.Size {
@@ -109,6 +113,53 @@ func TestPullsAreWatched(t *testing.T) {
 	if !slow.Match(log) {
 		t.Errorf("the log does not tell of the slow pull")
 	}
+}
+
+// watched looks at a running pull as somebody at a terminal does, and as a program
+// does; both end when they are interrupted.
+func (e *env) watched() {
+	e.Helper()
+	watch := filepath.Join(e.Bin, "berth") + " pulls --watch --socket " + e.Socket
+	for _, c := range []struct {
+		args []string
+		want string
+	}{
+		{[]string{"script", "-qfec", watch, "/dev/null"}, `\x1b\[\dA\r\x1b\[Jdocker.io/cases/watched-base:1 [^\x1b]* all +\[#+-+\] +\d+% `},
+		{append(strings.Fields(watch), "-o", "json"), `(?m)^\{"pulls":\[\{.*"stage":"fetching".*\}$`},
+	} {
+		cmd := exec.CommandContext(e.ctx, c.args[0], c.args[1:]...)
+		cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+		var out output
+		cmd.Stdout = &out
+		if err := cmd.Start(); err != nil {
+			e.Fatal(err)
+		}
+		e.eventually("the pull is shown by "+c.args[0], func() bool { return regexp.MustCompile(c.want).MatchString(out.String()) })
+		if err := syscall.Kill(-cmd.Process.Pid, syscall.SIGINT); err != nil {
+			e.Error(err)
+		}
+		if err := cmd.Wait(); err != nil && c.args[0] != "script" {
+			e.Errorf("%v: %v", c.args, err)
+		}
+	}
+}
+
+// output is what a running program has written so far.
+type output struct {
+	mu   sync.Mutex
+	text strings.Builder
+}
+
+func (o *output) Write(b []byte) (int, error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.text.Write(b)
+}
+
+func (o *output) String() string {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.text.String()
 }
 
 // A failed pull is shown with its reason, and without a daemon the tool says so.
