@@ -44,7 +44,7 @@ func (s *Store) Admit(ctx context.Context, u Use) error {
 		return err
 	}
 	var refusal error
-	for _, n := range u.names() {
+	for _, n := range s.namesOf(u) {
 		err := s.admit(ctx, p, u.Image, n)
 		if err == nil {
 			return nil
@@ -65,13 +65,17 @@ func (s *Store) policies() policy.Files {
 	return policy.Files{Default: o.PolicyPath, Dir: o.PolicyDir}
 }
 
-// names are what the policy may be asked about: the name that was asked for,
+// namesOf are what the policy may be asked about: the name that was asked for,
 // where it is the image's, else each the image has. An image without any has
 // the empty one.
-func (u Use) names() []string {
+func (s *Store) namesOf(u Use) []string {
 	all := slices.Concat(u.Image.RepoTags, u.Image.RepoDigests)
-	if n, err := parseName(u.Name); err == nil && slices.Contains(all, n.String()) {
-		return []string{n.String()}
+	if names, err := s.readings(u.Name); err == nil {
+		for _, n := range names {
+			if slices.Contains(all, n.String()) {
+				return []string{n.String()}
+			}
+		}
 	}
 	if len(all) == 0 {
 		return []string{""}

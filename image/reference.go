@@ -39,8 +39,8 @@ const hub = "docker.io"
 // wantedNames are what a pull may be about, read from the configuration as it is
 // now: one name, or several for a short one.
 func (s *Store) wantedNames(text string) ([]name, error) {
-	if !registries.IsShort(text) {
-		n, err := parseName(text)
+	n, err := parseName(text)
+	if err != nil || !registries.IsShort(text) {
 		return []name{n}, err
 	}
 	if err := s.options().registries().Reload(); err != nil {
@@ -51,6 +51,19 @@ func (s *Store) wantedNames(text string) ([]name, error) {
 		return nil, s.describe("pull image", text, err, nil)
 	}
 	return list, nil
+}
+
+// readings are the names that a reference may mean, the likeliest first. What is
+// here may have a name that could not be pulled now.
+func (s *Store) readings(ref string) ([]name, error) {
+	n, err := parseName(ref)
+	if err != nil || !registries.IsShort(ref) {
+		return []name{n}, err
+	}
+	if long, err := s.longNames(ref); err == nil {
+		return append(long, n), nil
+	}
+	return []name{n}, nil
 }
 
 // longNames completes a short name by the configuration as it was read last.

@@ -368,6 +368,15 @@ func TestTheNameAnImageIsUsedBy(t *testing.T) {
 
 	e.wants("use by a signed name", e.use(e.id, e.ref, ""), "")
 	e.wants("use by an unsigned name", e.use(e.id, e.repo+":2", ""), "is not accepted")
+	conf := e.store.options().RegistriesConf
+	data, err := os.ReadFile(conf)
+	if err != nil {
+		t.Fatal(err)
+	}
+	write(t, conf, fmt.Sprintf("unqualified-search-registries = [%q]\n%s", e.reg.host, data))
+	e.wants("pull by a short name", e.pull("app:1", ""), "")
+	e.wants("use by a short signed name", e.use(e.id, "app:1", ""), "")
+	e.wants("use by a short unsigned name", e.use(e.id, "app:2", ""), "is not accepted")
 	e.wants("use by id: any of its names", e.use(e.id, e.id, ""), "")
 	e.wants("use by no name: any of its names", e.use(e.id, "", ""), "")
 	e.wants("use by a name that is not its own: any of its own", e.use(e.id, "docker.io/library/app:1", ""), "")

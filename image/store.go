@@ -20,7 +20,6 @@ import (
 	"berth/image/fetch"
 	"berth/image/layer"
 	"berth/image/policy"
-	"berth/image/registries"
 )
 
 // Options configures a Store. The zero value of each means its default.
@@ -394,14 +393,8 @@ func (s *Store) Resolve(ref string) (*Record, error) {
 		}
 		return nil, fmt.Errorf("%w: %s", ErrNotFound, ref)
 	}
-	n, err := parseName(ref)
+	names, err := s.readings(ref)
 	if err == nil {
-		names := []name{n}
-		if registries.IsShort(ref) {
-			if long, err := s.longNames(ref); err == nil { // what cannot be pulled may still be here
-				names = append(long, n)
-			}
-		}
 		for _, n := range names {
 			if r := v.byName[n.String()]; r != nil {
 				return r, nil
