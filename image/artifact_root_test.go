@@ -322,3 +322,40 @@ func TestArtifactsAreExported(t *testing.T) {
 		t.Errorf("exported %v, imported %v", a, b)
 	}
 }
+
+// A damaged file of an artifact is found and fetched again; so is a damaged
+// signature.
+func TestArtifactsAreChecked(t *testing.T) {
+	leakcheck.Start(t)
+	e := newSigning(t)
+	id := e.reg.pushArtifact("app", part{"a", "same", ""}, part{"d/b", "same", ""}, part{"c", "other", ""})
+	e.manifest = digest.Digest(id)
+	e.rule(sigstoreRule(e.key, nil))
+	e.sign(e.key, e.ref)
+	e.wants("pull", e.pull(e.ref, ""), "")
+	e.wants("use", e.use(id, e.ref, ""), "")
+	sound(t, e.store)
+	r, err := e.store.Resolve(id)
+	if err != nil {
+		t.Fatal(err)
+	}
+	signature, err := e.store.blobs.Path(r.saved.proof()[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	for what, damage := range map[string]func() error{
+		"a file": func() error {
+			return os.WriteFile(filepath.Join(layerWith(t, e.store, id, "c"), "c"), []byte("OTHER"), 0o644)
+		},
+		"a signature": func() error { return os.Truncate(signature, 5) },
+	} {
+		if err := damage(); err != nil {
+			t.Fatal(err)
+		}
+		if lines, _ := findings(t, e.store, true); len(lines) == 0 {
+			t.Errorf("%s: nothing is found", what)
+		}
+		sound(t, e.store)
+		e.wants("use", e.use(id, e.ref, ""), "")
+	}
+}
