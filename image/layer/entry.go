@@ -103,14 +103,15 @@ func (u *unpacker) regular(name string, h *tar.Header, body io.Reader) error {
 // small file.
 func isPlain(h *tar.Header) bool {
 	mode := uint32(h.Mode) & 0o7777
-	return h.Uid == 0 && h.Gid == 0 && mode&^0o777 == 0 && mode&umask() == 0 && os.Geteuid() == 0 && os.Getegid() == 0
+	return h.Uid == 0 && h.Gid == 0 && mode&^0o777 == 0 && mode&withheld() == 0
 }
 
-// umask is what the process takes away from modes of new files. It is read,
-// because it can be asked for only by setting it, for all threads.
-var umask = sync.OnceValue(func() uint32 {
+// withheld are the bits of a mode that new files of ours do not get: the
+// process's umask. It is read, because it can be asked for only by setting it,
+// for all threads.
+var withheld = sync.OnceValue(func() uint32 {
 	status, err := os.ReadFile("/proc/self/status")
-	if err == nil {
+	if err == nil && os.Geteuid() == 0 && os.Getegid() == 0 {
 		for line := range strings.Lines(string(status)) {
 			if text, ok := strings.CutPrefix(line, "Umask:"); ok {
 				if mask, err := strconv.ParseUint(strings.TrimSpace(text), 8, 32); err == nil {
