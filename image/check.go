@@ -28,6 +28,3 @@ func CheckHosts(dir string) error { return registries.CheckHosts(dir) }
 // CheckAuthFile reads a file as Options.AuthFile and tells what is wrong with
 // it. The error has nothing of a login.
 func CheckAuthFile(path string) error { return registries.CheckAuthFile(path) }
-
-// registriesDir is where the drop-ins of a registries.conf are.
-func registriesDir(path string) string { return path + ".d" }

@@ -90,35 +90,10 @@ func (o Options) registries() registries.Config {
 	}
 }
 
-// system is the library's configuration, for what of an image it reads itself:
-// archives, and signatures.
-func (s *Store) system(registry string, c *Credentials) (*types.SystemContext, error) {
-	o := s.options()
-	sys := &types.SystemContext{
-		SystemRegistriesConfPath: o.RegistriesConf,
-		DockerPerHostCertDirPath: o.CertsDir,
-		AuthFilePath:             o.AuthFile,
-		BlobInfoCacheDir:         noCacheDir,
-		BigFilesTemporaryDir:     s.staging(),
-		DockerRegistryUserAgent:  "berth",
-	}
-	if o.RegistriesConf != "" {
-		sys.SystemRegistriesConfDirPath = registriesDir(o.RegistriesConf)
-	}
-	if o.AuthFile == "" {
-		// Not root's own login: which registries the node may use is said by
-		// its configuration or by the caller.
-		sys.AuthFilePath = filepath.Join(s.root, "no-auth.json")
-	}
-	caller, err := c.caller()
-	if err != nil || !caller.Fits(registry, registry) {
-		return sys, err
-	}
-	sys.DockerBearerRegistryToken = caller.RegistryToken
-	if caller.IdentityToken != "" || caller.Username != "" || caller.Password != "" {
-		sys.DockerAuthConfig = &types.DockerAuthConfig{Username: caller.Username, Password: caller.Password, IdentityToken: caller.IdentityToken}
-	}
-	return sys, nil
+// system is what the library is told when it copies an image or reads an
+// archive. It contacts no registry.
+func (s *Store) system() *types.SystemContext {
+	return &types.SystemContext{BlobInfoCacheDir: noCacheDir, BigFilesTemporaryDir: s.staging()}
 }
 
 func (s *Store) staging() string { return filepath.Join(s.root, "staging") }

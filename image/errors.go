@@ -6,17 +6,11 @@ import (
 	"fmt"
 	"io"
 	"net"
-	"net/http"
 	"net/url"
 	"os"
 	"path/filepath"
-	"regexp"
-	"strconv"
 	"strings"
 	"syscall"
-
-	"github.com/docker/distribution/registry/api/errcode"
-	"go.podman.io/image/v5/docker"
 
 	"berth/image/fetch"
 	"berth/image/layer"
@@ -117,57 +111,7 @@ func classify(err error) error {
 			return ErrInvalidImage // the library has no types for these
 		}
 	}
-	if kind := classifyHTTP(err); kind != nil {
-		return kind
-	}
 	if isNetwork(err) {
-		return ErrRegistryUnavailable
-	}
-	return nil
-}
-
-// classifyHTTP reads the registry's answer. Some of the library's types for it
-// are not exported, hence the look at the text.
-func classifyHTTP(err error) error {
-	if errors.As(err, new(docker.ErrUnauthorizedForCredentials)) {
-		return ErrUnauthorized
-	}
-	if errors.Is(err, docker.ErrTooManyRequests) {
-		return ErrRegistryUnavailable
-	}
-	var status docker.UnexpectedHTTPStatusError
-	if errors.As(err, &status) {
-		return classifyStatus(status.StatusCode)
-	}
-	var coder errcode.ErrorCoder
-	if errors.As(err, &coder) {
-		switch coder.ErrorCode() {
-		case errcode.ErrorCodeUnauthorized, errcode.ErrorCodeDenied:
-			return ErrUnauthorized
-		case errcode.ErrorCodeTooManyRequests, errcode.ErrorCodeUnavailable:
-			return ErrRegistryUnavailable
-		}
-		if kind := classifyStatus(coder.ErrorCode().Descriptor().HTTPStatusCode); kind != nil {
-			return kind
-		}
-	}
-	if m := statusText.FindStringSubmatch(err.Error()); m != nil {
-		if code, err := strconv.Atoi(m[1]); err == nil {
-			return classifyStatus(code)
-		}
-	}
-	return nil
-}
-
-var statusText = regexp.MustCompile(`StatusCode: (\d{3})`)
-
-func classifyStatus(code int) error {
-	switch {
-	case code == http.StatusUnauthorized || code == http.StatusForbidden:
-		return ErrUnauthorized
-	case code == http.StatusNotFound:
-		return ErrNotFound
-	case code == http.StatusTooManyRequests || code >= 500:
 		return ErrRegistryUnavailable
 	}
 	return nil

@@ -137,8 +137,8 @@ func (s *Store) archiveJob(transport string, r ImportRequest) (job, error) {
 	if j.origin, err = originOf(transport, r.File); err != nil {
 		return j, err
 	}
-	j.sys, err = s.system("", nil)
-	return j, err
+	j.sys = s.system()
+	return j, nil
 }
 
 // importDocker leaves reading the old form of archives to the library.

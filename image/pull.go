@@ -9,7 +9,6 @@ import (
 
 	"github.com/opencontainers/go-digest"
 	"go.podman.io/image/v5/docker"
-	"go.podman.io/image/v5/docker/reference"
 	"go.podman.io/image/v5/types"
 
 	"berth/image/fetch"
@@ -91,15 +90,11 @@ func (s *Store) pull(ctx context.Context, j job, c *Credentials, policyFile stri
 	if err != nil {
 		return "", err
 	}
-	sys, err := s.system(reference.Domain(n.named), c)
-	if err != nil {
-		return "", err
-	}
 	ref, err := docker.NewReference(n.named)
 	if err != nil {
 		return "", fmt.Errorf("%w: %v", ErrInvalidReference, err)
 	}
-	j.ref, j.sys = ref, sys
+	j.ref, j.sys = ref, s.system()
 	j.open = func(ctx context.Context) (types.ImageSource, error) {
 		from, err := registries.Open(ctx, s.options().registries(), n.named, caller)
 		if err != nil {

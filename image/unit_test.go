@@ -77,8 +77,9 @@ func TestClassify(t *testing.T) {
 		{&net.OpError{Op: "dial", Err: syscall.ECONNREFUSED}, ErrRegistryUnavailable},
 		{&net.DNSError{Err: "no such host"}, ErrRegistryUnavailable},
 		{fmt.Errorf("read: %w", io.ErrUnexpectedEOF), ErrRegistryUnavailable},
-		{errors.New("StatusCode: 404, \"\""), ErrNotFound},
-		{errors.New("StatusCode: 502, \"\""), ErrRegistryUnavailable},
+		{fmt.Errorf("x: %w", registries.ErrNotFound), ErrNotFound},
+		{fmt.Errorf("x: %w", registries.ErrInvalid), ErrInvalidImage},
+		{fmt.Errorf("x: %w", registries.ErrConfig), ErrRegistryConfig},
 		{fmt.Errorf("x: %w", fetch.ErrIdle), ErrRegistryUnavailable},
 		{errors.New("something else"), nil},
 	} {

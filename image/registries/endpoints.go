@@ -106,7 +106,7 @@ func (s *Source) connect(ctx context.Context, p place) (*endpoint, error) {
 // loginFor chooses who asks: the caller, when its login is meant for this
 // endpoint, else whom the auth file says.
 func (s *Source) loginFor(ctx context.Context, p place) (Login, error) {
-	if s.caller.Fits(p.host, reference.Domain(s.named)) {
+	if s.caller.fits(p.host, reference.Domain(s.named)) {
 		return s.caller.Login, nil
 	}
 	return s.config.storedLogin(ctx, p.host, p.host+"/"+p.repository)

@@ -23,8 +23,8 @@ type Caller struct {
 	Server string
 }
 
-// Fits says whether the login may be sent to an endpoint's host.
-func (c *Caller) Fits(host, upstream string) bool {
+// fits says whether the login may be sent to an endpoint's host.
+func (c *Caller) fits(host, upstream string) bool {
 	if c == nil || c.Login == (Login{}) {
 		return false
 	}
