@@ -18,6 +18,7 @@ import (
 	"berth/image"
 	"berth/image/rootfs"
 	"berth/runtime/config"
+	"berth/runtime/exporter"
 	"berth/runtime/stats"
 	"berth/sandbox"
 )
@@ -46,7 +47,7 @@ func newMeasured(t *testing.T) measured {
 	log := logrus.New()
 	log.SetOutput(io.Discard)
 	m.Service = &Service{Parts: Parts{Config: config.Config{Root: root, State: filepath.Join(root, "state")}, Records: records, Images: images, Log: log.WithField("", "")}, bootID: "boot",
-		stats: stats.NewCollector(stats.OpenCgroups(m.cgroups), rootfs.Usage)}
+		metrics: exporter.New("test", func() exporter.State { return exporter.State{} }), stats: stats.NewCollector(stats.OpenCgroups(m.cgroups), rootfs.Usage)}
 	for _, id := range []string{"a1", "b2"} {
 		sb := &sandbox.Sandbox{ID: id, Name: id, BootID: "boot", CreatedAt: 1, ReadyAt: 2, CgroupParent: "/pods/" + id,
 			Config: sandbox.Config[*cri.PodSandboxConfig]{Message: &cri.PodSandboxConfig{}}}
