@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"io"
+	"path/filepath"
 	"runtime"
 	"strings"
 	"testing"
@@ -41,6 +42,7 @@ func FuzzManifest(f *testing.F) {
 		ispec.MediaTypeImageIndex:                    `{"schemaVersion":2,"manifests":[` + entry + `]}`,
 		manifest.DockerV2ListMediaType:               `{"schemaVersion":2,"mediaType":"` + manifest.DockerV2ListMediaType + `","manifests":[` + entry + `,` + entry + `]}`,
 		manifest.DockerV2Schema1MediaType:            `{"schemaVersion":1,"fsLayers":[],"history":[]}`,
+		"application/json":                           `{"schemaVersion":2,"artifactType":"a/b","config":{"mediaType":"` + ispec.MediaTypeEmptyJSON + `",` + sum + `},"layers":[{` + sum + `,"annotations":{"org.opencontainers.image.title":"a/../b"}}]}`,
 		"":                                           image + `,"manifeſts":[` + entry + `],"Config":{}}`,
 		"text/plain":                                 strings.Repeat(`{"manifests":[`, 50),
 	} {
@@ -82,6 +84,15 @@ func readDocument(t *testing.T, data []byte, served string) {
 	b, err := doc.parse()
 	if err != nil {
 		return
+	}
+	if b.artifact != nil {
+		for _, names := range b.artifact.files {
+			for _, n := range names {
+				if !filepath.IsLocal(n) || n != filepath.Clean(n) || n == "." {
+					t.Errorf("%q lets a file go to %q", data, n)
+				}
+			}
+		}
 	}
 	for _, l := range append(b.layers, b.config) {
 		if checkDigest(l.Digest) != nil || l.Size < 0 {
