@@ -20,7 +20,7 @@ import (
 // whole layers, unpacked, and the beginnings of layers as they arrived. The
 // next pull goes on from them, also after a restart of the daemon. They go
 // when they are old, the oldest first when they are too many bytes, and all at
-// once when the disk is full.
+// once when the disk is full or an image is removed.
 type leftovers struct {
 	dir     string          // partial/<boot id>: a power cut may have torn what is there
 	options func() *Options // those in force
@@ -204,6 +204,25 @@ func (l *leftovers) dropAll() {
 	defer l.mu.Unlock()
 	for _, p := range l.partials {
 		p.remove()
+	}
+	for e := range l.whole {
+		delete(l.whole, e)
+		l.layers.release(e)
+	}
+	l.count()
+}
+
+// giveWay lets go of what nobody is at, for who removes images wants room. It
+// returns at once: files are deleted behind.
+func (l *leftovers) giveWay() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for blob, p := range l.partials {
+		if p.file == nil {
+			p.gone = true
+			delete(l.partials, blob)
+			l.layers.trash.take(p.path)
+		}
 	}
 	for e := range l.whole {
 		delete(l.whole, e)

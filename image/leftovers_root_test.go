@@ -327,6 +327,32 @@ func TestB37LeftoversMakeRoom(t *testing.T) {
 	mustPull(t, s, reg.ref("first:1"))
 }
 
+// Who removes an image wants room.
+func TestLeftoversGoWithARemoval(t *testing.T) {
+	leakcheck.Start(t)
+	reg := newBreaking(t)
+	whole, begun := randomLayer(t, "whole", 3*mib), randomLayer(t, "begun", 3*mib)
+	_, id := reg.push("small", "1", gzipLayer(tarOf(t, file{name: "f"})))
+	reg.push("app", "1", whole, begun)
+	reg.breakAt(begun, 2*mib)
+	s := slow(open(t, t.TempDir(), func(o *Options) { o.MaxConcurrentDownloads = 1 }, reg.registry))
+	mustPull(t, s, reg.ref("small:1"))
+	if _, err := s.Pull(t.Context(), PullRequest{Reference: reg.ref("app:1")}); !errors.Is(err, ErrNotFound) {
+		t.Fatalf("got %v", err)
+	}
+	if len(beginnings(t, s)) != 1 {
+		t.Fatal("nothing is left")
+	}
+	if err := s.Remove(t.Context(), id); err != nil {
+		t.Fatal(err)
+	}
+	empty(t, s)
+	if left := beginnings(t, s); len(left) != 0 {
+		t.Errorf("left: %q", left)
+	}
+	equalsDu(t, s)
+}
+
 // What comes quickly is not written down: it would be the slower way.
 func TestAQuickLayerIsNotWrittenDown(t *testing.T) {
 	leakcheck.Start(t)

@@ -9,7 +9,8 @@ import (
 // Remove takes an image away, whichever of its names or ids is given: all its
 // names go and the image with them. ErrNotFound when there is none. Layers
 // that other images need stay; so do those that a container holds, until
-// Release. It returns at once: files are deleted behind.
+// Release. What broken pulls have left goes too. It returns at once: files are
+// deleted behind.
 func (s *Store) Remove(ctx context.Context, ref string) error {
 	r, err := s.Resolve(ref)
 	if err != nil {
@@ -18,6 +19,7 @@ func (s *Store) Remove(ctx context.Context, ref string) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
+	s.left.giveWay()
 	s.change.Lock()
 	defer s.change.Unlock()
 	img := s.images[r.ID]
