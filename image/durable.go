@@ -56,7 +56,7 @@ func (d *durability) sync() error {
 	defer d.round.Unlock()
 	root, disk := d.store.root, d.store.disk
 	pending := d.store.layers.pending()
-	next := filepath.Join(root, ".refs.synced")
+	next := filepath.Join(root, syncedFile)
 	_ = disk.removeAll(next)
 	linkErr := disk.link(filepath.Join(root, refsFile), next)
 	if err := layer.SyncFS(root); err != nil {

@@ -148,6 +148,7 @@ func (m images) hasTags(tags []string, id string) bool {
 const (
 	refsFile    = "refs.json"
 	durableFile = "refs.durable.json"
+	syncedFile  = ".refs.synced" // becomes durableFile
 	refsVersion = 1
 )
 
