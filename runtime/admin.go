@@ -11,5 +11,7 @@ var adminService = admin.Service(
 	admin.Serve(admin.PinImage, (*Service).pinImage),
 	admin.Serve(admin.ImportImage, (*Service).importImage),
 	admin.Serve(admin.ExportImage, (*Service).exportImage),
+	admin.Serve(admin.CheckImages, (*Service).checkImages),
+	admin.Serve(admin.DiskUsage, (*Service).diskUsage),
 	admin.Serve(admin.Pulls, (*Service).pulls),
 )

@@ -15,14 +15,14 @@ import (
 
 func imageCommand() *cobra.Command {
 	c := &cobra.Command{
-		Use: "image", Short: "List, inspect, remove, pin, import and export the daemon's images",
+		Use: "image", Short: "List, inspect, remove, pin, import, export, check and count the daemon's images",
 		Long: `Work with the images of the running daemon, as root, over its CRI socket.
 
 An image is named as in a pull ("busybox" is docker.io/library/busybox:latest), by
 name@digest, or by its id or the beginning of that.`,
 	}
 	d := ofDaemon(c)
-	c.AddCommand(imageList(d), imageInspect(d), imageRemove(d), imagePin(d, true), imagePin(d, false), imageImport(d), imageExport(d))
+	c.AddCommand(imageList(d), imageInspect(d), imageRemove(d), imagePin(d, true), imagePin(d, false), imageImport(d), imageExport(d), imageCheck(d), imageDu(d))
 	return c
 }
 
