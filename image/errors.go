@@ -65,6 +65,9 @@ func (s *Store) describe(op, image string, err error, secrets []string) error {
 	text := err.Error()
 	if kind == ErrNoSpace {
 		text = fmt.Sprintf("filesystem %s is full: %s", mountPoint(s.root), text)
+		if left, err := freeOf(s.root); err == nil { // by now the partial image is gone
+			text += fmt.Sprintf(" (free without the image: %v)", left)
+		}
 	}
 	return &Error{Op: op, Image: image, kind: kind, text: registries.Redact(text, secrets)}
 }

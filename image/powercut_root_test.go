@@ -3,9 +3,11 @@ package image
 import (
 	"bytes"
 	"fmt"
+	"math/rand/v2"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -53,16 +55,30 @@ func TestB39PowerCut(t *testing.T) {
 		}
 		cuts = append(cuts, to)
 	}
-	for i, ref := range refs {
+	random := rand.New(rand.NewPCG(uint64(cutRounds(t)), 39))
+	for range cutRounds(t) {
 		done := make(chan struct{})
 		go func() {
 			defer close(done)
-			s.Pull(t.Context(), PullRequest{Reference: ref})
+			for _, i := range random.Perm(len(refs)) { // pulls and removals one upon the other
+				id, err := s.Pull(t.Context(), PullRequest{Reference: refs[i]})
+				if err == nil && i%2 == 0 {
+					err = s.Remove(t.Context(), id)
+				}
+				if err != nil {
+					t.Error(err)
+				}
+			}
 		}()
-		time.Sleep(time.Duration(i*20) * time.Millisecond)
-		cut()
+		for _, wait := range []time.Duration{3, 17, 40, 90} {
+			time.Sleep(wait * time.Millisecond)
+			cut()
+		}
 		<-done
 		cut()
+	}
+	for _, ref := range refs {
+		mustPull(t, s, ref)
 	}
 	calm(t, s)
 	cut()
@@ -74,6 +90,18 @@ func TestB39PowerCut(t *testing.T) {
 			}
 		})
 	}
+}
+
+// cutRounds is how often five cuts are made: BERTH_POWERCUT says it for a long run.
+func cutRounds(t *testing.T) int {
+	n, err := strconv.Atoi(os.Getenv("BERTH_POWERCUT"))
+	if os.Getenv("BERTH_POWERCUT") == "" {
+		return 4
+	}
+	if err != nil || n < 1 {
+		t.Fatalf("BERTH_POWERCUT is no number of rounds: %v", err)
+	}
+	return n
 }
 
 // newDisk is a file with an empty ext4 in it.
@@ -121,15 +149,18 @@ func afterCut(t *testing.T, reg *registry, file string, refs []string) int {
 	}
 	defer s.Close()
 	found := len(s.List())
-	for _, r := range s.List() {
-		wholeImage(t, r)
+	whole := func() {
+		t.Helper()
+		for _, r := range s.List() {
+			wholeImage(t, r)
+		}
+		sound(t, s)
 	}
+	whole()
 	for _, ref := range refs {
 		mustPull(t, s, ref)
 	}
-	for _, r := range s.List() {
-		wholeImage(t, r)
-	}
+	whole()
 	return found
 }
 

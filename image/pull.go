@@ -138,10 +138,24 @@ type job struct {
 	pin        bool           // the image
 }
 
-// fetch runs a job. A second round is needed when a stored layer turns out to
+// fetch runs a job. On a full disk it returns when what it had got is deleted;
+// and when there was something to be deleted before, it tries once more then.
+func (s *Store) fetch(ctx context.Context, j job) (string, error) {
+	deleting := s.trash.busy()
+	id, err := s.fetchSettled(ctx, j)
+	if err != nil && classify(err) == ErrNoSpace {
+		s.trash.wait(ctx)
+		if deleting && ctx.Err() == nil {
+			id, err = s.fetchSettled(ctx, j)
+		}
+	}
+	return id, err
+}
+
+// fetchSettled runs a job. A second round is needed when a stored layer turns out to
 // have been settled for other lower layers and must be unpacked anew, or when what an
 // earlier try had left was no good.
-func (s *Store) fetch(ctx context.Context, j job) (string, error) {
+func (s *Store) fetchSettled(ctx context.Context, j job) (string, error) {
 	var stale *staleLayerError
 	fresh := map[string]bool{}
 	for range 3 {

@@ -13,17 +13,20 @@ import (
 
 // trash deletes directories behind everybody's back. A deletion is a rename,
 // so it is instant and nothing half-deleted is ever seen; the files go slowly,
-// as a mass deletion makes ext4 create files many times slower for minutes.
+// as a mass deletion makes ext4 create files many times slower for minutes. That
+// keeps it bounded all the same: it goes faster than files can be made, and
+// without a pause when space is short or somebody waits.
 type trash struct {
 	dir   string
 	disk  *disk
 	seq   atomic.Int64
 	kick  chan struct{}
-	idle  sync.Cond // signalled when a round of deleting is over
+	idle  sync.Cond // signalled when nothing is left to be deleted
 	mu    sync.Mutex
 	work  int // directories not yet deleted; guarded by mu
 	done  chan struct{}
 	leave context.CancelFunc
+	hurry atomic.Int32 // who waits for it to be empty
 }
 
 func openTrash(dir string, d *disk) (*trash, error) {
@@ -49,14 +52,22 @@ func openTrash(dir string, d *disk) (*trash, error) {
 // filesystem without a free block, it is deleted on the spot.
 func (t *trash) take(path string) {
 	to := filepath.Join(t.dir, strconv.FormatInt(t.seq.Add(1), 36))
+	t.count(1) // before it can be found there, and deleted
 	if err := t.disk.rename(path, to); err != nil {
 		_ = t.disk.removeAll(path)
+		t.count(-1)
 		return
 	}
-	t.mu.Lock()
-	t.work++
-	t.mu.Unlock()
 	t.wake()
+}
+
+// count changes the number of directories that wait to be deleted.
+func (t *trash) count(by int) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.work = max(t.work+by, 0); t.work == 0 {
+		t.idle.Broadcast()
+	}
 }
 
 func (t *trash) wake() {
@@ -80,16 +91,8 @@ func (t *trash) run(ctx context.Context) {
 			if ctx.Err() != nil {
 				return
 			}
-			t.mu.Lock()
-			t.work--
-			t.mu.Unlock()
+			t.count(-1)
 		}
-		t.mu.Lock()
-		if t.work <= 0 {
-			t.work = 0
-			t.idle.Broadcast()
-		}
-		t.mu.Unlock()
 	}
 }
 
@@ -114,6 +117,9 @@ func (t *trash) delete(ctx context.Context, path string) {
 			os.Remove(p)
 			if budget--; budget <= 0 {
 				budget = batch
+				if !t.mayRest() {
+					continue
+				}
 				select {
 				case <-ctx.Done():
 				case <-time.After(2 * time.Millisecond):
@@ -125,8 +131,18 @@ func (t *trash) delete(ctx context.Context, path string) {
 	os.Remove(path)
 }
 
-// wait blocks until everything in the trash is gone, or ctx is done.
+// busy says whether anything is being deleted.
+func (t *trash) busy() bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.work > 0
+}
+
+// wait blocks until everything in the trash is gone, or ctx is done. Meanwhile
+// deletion does not dawdle.
 func (t *trash) wait(ctx context.Context) {
+	t.hurry.Add(1)
+	defer t.hurry.Add(-1)
 	stop := context.AfterFunc(ctx, t.idle.Broadcast)
 	defer stop()
 	t.mu.Lock()
@@ -134,6 +150,16 @@ func (t *trash) wait(ctx context.Context) {
 	for t.work > 0 && ctx.Err() == nil {
 		t.idle.Wait()
 	}
+}
+
+// mayRest says whether there is time for a breath: nobody waits, and space is
+// not short.
+func (t *trash) mayRest() bool {
+	if t.hurry.Load() > 0 {
+		return false
+	}
+	space, err := freeOf(t.dir)
+	return err == nil && !space.isShort()
 }
 
 func (t *trash) close() {
