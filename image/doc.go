@@ -31,7 +31,8 @@
 //	refs.reserve         room for the records of a removal on a full disk
 //	preloaded.json       archives of a preload directory that were imported
 //	blobs/sha256/<hex>   manifests and configs
-//	layers/<n>/diff/     a layer; layer.json beside it says which, and whether it is durable
+//	layers/<n>/diff/     a layer; layer.json beside it says which, and whether it is durable,
+//	                     files what is in it, for Check
 //	staging/             what is being unpacked; emptied at start
 //	partial/<boot id>/   beginnings of layers that broken pulls left for the next
 //	trash/               what is being deleted
