@@ -47,7 +47,7 @@ func newMeasured(t *testing.T) measured {
 	log := logrus.New()
 	log.SetOutput(io.Discard)
 	m.Service = &Service{Parts: Parts{Config: config.Config{Root: root, State: filepath.Join(root, "state")}, Records: records, Images: images, Log: log.WithField("", "")}, bootID: "boot",
-		metrics: exporter.New("test", func() exporter.State { return exporter.State{} }), stats: stats.NewCollector(stats.OpenCgroups(m.cgroups), rootfs.Usage)}
+		metrics: noMetrics(), stats: stats.NewCollector(stats.OpenCgroups(m.cgroups), rootfs.Usage)}
 	for _, id := range []string{"a1", "b2"} {
 		sb := &sandbox.Sandbox{ID: id, Name: id, BootID: "boot", CreatedAt: 1, ReadyAt: 2, CgroupParent: "/pods/" + id,
 			Config: sandbox.Config[*cri.PodSandboxConfig]{Message: &cri.PodSandboxConfig{}}}
@@ -70,6 +70,11 @@ func (m measured) write(t *testing.T, name, content string) {
 	if err := os.WriteFile(path, []byte(content), 0o644); err != nil {
 		t.Fatal(err)
 	}
+}
+
+// noMetrics are for a Service that is made without New.
+func noMetrics() *exporter.Metrics {
+	return exporter.New("test", func() exporter.State { return exporter.State{} })
 }
 
 // container makes a running one, with a cgroup and a writable layer.

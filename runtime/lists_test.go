@@ -254,7 +254,7 @@ func BenchmarkLists(b *testing.B) {
 		}
 	}
 	log, _ := logtest.NewNullLogger()
-	client := serve(b, &Service{Parts: Parts{Records: records, Log: log.WithField("", "")}, bootID: "boot"})
+	client := serve(b, &Service{Parts: Parts{Records: records, Log: log.WithField("", "")}, bootID: "boot", metrics: noMetrics()})
 	for name, list := range map[string]func(context.Context) error{
 		"pods":       func(ctx context.Context) error { _, err := client.ListPodSandbox(ctx, nil); return err },
 		"containers": func(ctx context.Context) error { _, err := client.ListContainers(ctx, nil); return err },
@@ -283,7 +283,7 @@ func BenchmarkLists(b *testing.B) {
 // the RPC alone.
 func TestStreamsAreIntercepted(t *testing.T) {
 	log, hook := logtest.NewNullLogger()
-	s := &Service{Parts: Parts{Log: log.WithField("", "")}}
+	s := &Service{Parts: Parts{Log: log.WithField("", "")}, metrics: noMetrics()}
 	for _, tc := range []struct {
 		handler func() error
 		code    codes.Code
