@@ -328,8 +328,9 @@ func (o *oracle) linkable(target, name string) bool {
 			o.counts = false
 			o.separate(target)
 		}
-		// Were it replaced later on in this layer, the link could mean either.
-		o.linked[target] = true
+		// Were it replaced later on in this layer, the link could mean either;
+		// were the link, the copy would have been for nothing.
+		o.linked[target], o.linked[name] = true, true
 	}
 	o.own[target] = true
 	return true
