@@ -37,10 +37,9 @@ type odd struct {
 const (
 	repeat  Method[request, reply] = "Repeat"
 	unknown Method[request, reply] = "Unknown"
-	count   Stream[request, reply] = "Count"
 )
 
-type server struct{ ended chan error }
+type server struct{}
 
 var when = time.Date(2026, 2, 3, 4, 5, 6, 789, time.UTC)
 
@@ -49,21 +48,6 @@ func (s *server) repeat(_ context.Context, r *request) (*reply, error) {
 		return nil, status.Error(codes.InvalidArgument, "name is empty")
 	}
 	return &reply{Names: slices.Repeat([]string{r.Name}, r.Count), Bytes: 1<<53 - 1, When: when, More: map[string]any{"a": []any{"b", nil, 1.5}}}, nil
-}
-
-// count sends r.Count answers, or goes on until its caller has enough.
-func (s *server) count(ctx context.Context, r *request, send func(*reply) error) error {
-	for i := range r.Count {
-		if err := send(&reply{Bytes: uint64(i)}); err != nil {
-			return err
-		}
-	}
-	if r.Name != "endless" {
-		return status.Error(codes.NotFound, "no more")
-	}
-	<-ctx.Done()
-	s.ended <- ctx.Err()
-	return ctx.Err()
 }
 
 // serve answers on a socket and gives a connection to it.
@@ -77,7 +61,7 @@ func serve(t *testing.T, s *server) *grpc.ClientConn {
 		return out, err
 	}
 	g := grpc.NewServer(grpc.UnaryInterceptor(through))
-	g.RegisterService(Service(Serve(repeat, (*server).repeat), ServeStream(count, (*server).count)), s)
+	g.RegisterService(Service(Serve(repeat, (*server).repeat)), s)
 	socket := filepath.Join(t.TempDir(), "s")
 	l, err := net.Listen("unix", socket)
 	if err != nil {
@@ -121,31 +105,5 @@ func TestUnknownDemandIsRefused(t *testing.T) {
 	// Older ends may leave out what a reply of today has.
 	if _, err := Method[request, struct{}]("Repeat").Call(t.Context(), conn, request{Name: "x"}); err != nil {
 		t.Errorf("a reply with more: %v", err)
-	}
-}
-
-func TestStream(t *testing.T) {
-	s := &server{ended: make(chan error, 1)}
-	conn := serve(t, s)
-	var got []uint64
-	var last error
-	for r, err := range count.Call(t.Context(), conn, request{Count: 3}) {
-		if err != nil {
-			last = err
-			continue
-		}
-		got = append(got, r.Bytes)
-	}
-	if !slices.Equal(got, []uint64{0, 1, 2}) || status.Code(last) != codes.NotFound {
-		t.Errorf("got %v, %v", got, last)
-	}
-	for _, err := range count.Call(t.Context(), conn, request{Name: "endless", Count: 3}) {
-		if err != nil {
-			t.Error(err)
-		}
-		break
-	}
-	if err := <-s.ended; !errors.Is(err, context.Canceled) {
-		t.Errorf("who leaves the loop ends the call: %v", err)
 	}
 }
