@@ -216,9 +216,13 @@ type Runtime interface {
 	// ReopenLog closes and reopens the log file by its path (after rotation).
 	// ErrNotRunning when the init has ended; no new file is made then.
 	ReopenLog(ctx context.Context, id string) error
-	// Restore adopts containers of an earlier daemon and says what became of
-	// each, by id. Called once, before any other method.
-	Restore(ctx context.Context, handles []Handle) (map[string]State, error)
+	// Restore adopts a container of an earlier daemon and says what became of it,
+	// before any other method is called for it. Idempotent. On an error nothing is
+	// known of it, and it is to be asked again.
+	Restore(ctx context.Context, h Handle) (State, error)
+	// IDs are those of every container that the binary or the monitor knows,
+	// whoever made it; one may be there twice.
+	IDs() ([]string, error)
 	// Exited returns the exit of a container once known. Never blocks; the
 	// kernel (pidfd, exit.json) is asked again when no notice has come.
 	Exited(id string) (Exit, bool)

@@ -129,6 +129,7 @@ func (s *Service) watchExits(ctx context.Context) {
 		case <-tick.C:
 		}
 		s.repairPorts()
+		s.adoptAgain(ctx)
 		for _, c := range s.Records.Containers.List() {
 			if c.MadeAt == 0 || c.State(s.bootID) == cri.ContainerState_CONTAINER_EXITED {
 				continue

@@ -83,6 +83,7 @@ func (s *Service) statusInfo() map[string]string {
 	}
 	put("operations", running)
 	put("events", s.events.counts())
+	put("restore", s.beginning.info())
 	if possible := s.checkpoints.Load(); possible != nil {
 		put("checkpoint", *possible)
 	}

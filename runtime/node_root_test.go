@@ -45,6 +45,9 @@ type node struct {
 	image   string
 	client  *monitor.Client
 	closers []func()
+	// wrap stands before the OCI runtime, where it is set.
+	wrap     func(oci.Runtime) oci.Runtime
+	untidied bool // a start is not waited for to its end
 }
 
 var buildMonitor = sync.OnceValues(func() (string, error) {
@@ -231,9 +234,7 @@ func (n *node) open() {
 	var problems []sandbox.Problem
 	p.Records, problems, err = sandbox.Open(n.cfg.Root)
 	must(n.t, err)
-	for _, q := range problems {
-		log.Warnf("quarantined: %v", q)
-	}
+	p.Quarantined = problems
 	ctx, cancel := context.WithCancel(context.Background())
 	p.Images, err = image.Open(ctx, image.Options{Root: n.cfg.Root + "/images"})
 	must(n.t, err)
@@ -253,6 +254,9 @@ func (n *node) open() {
 	rt, err := runc.New(runc.Options{Binary: n.dir + "/bin/runc", Root: n.cfg.State + "/runc/runc", Monitor: n.client})
 	must(n.t, err)
 	p.Handlers = map[string]oci.Runtime{"runc": rt}
+	if n.wrap != nil {
+		p.Handlers["runc"] = n.wrap(rt)
+	}
 	n.Service, err = New(p)
 	must(n.t, err)
 	close(made)
@@ -260,7 +264,20 @@ func (n *node) open() {
 	n.closers = []func(){cancel, func() { s.Close(context.Background()) }, func() { _ = client.Close() },
 		func() { must(n.t, p.Network.Close()) }, func() { must(n.t, p.Images.Close()) }}
 	must(n.t, n.Restore(ctx))
+	if !n.untidied {
+		n.tidied()
+	}
 	must(n.t, n.StartPlugins())
+}
+
+// tidied waits until what an earlier daemon left is undone.
+func (n *node) tidied() {
+	n.t.Helper()
+	select {
+	case <-n.beginning.tidied:
+	case <-time.After(time.Minute):
+		n.t.Fatal("not in time: the tidying of a start")
+	}
 }
 
 func (n *node) close() {

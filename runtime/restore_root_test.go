@@ -137,8 +137,8 @@ func TestRestartFindsAStartThatWasNotRecorded(t *testing.T) {
 	n.start(created)
 }
 
-// A record that cannot be read names nothing any more, so what it named goes.
-// The rest of the pod stays and can be removed.
+// A record that cannot be read names nothing any more, so what it named goes: of a
+// container that alone, of a pod all that is in it.
 func TestRestartWithAnUnreadableRecord(t *testing.T) {
 	n := newNode(t)
 	spoil := func(path string) func() {
@@ -159,15 +159,9 @@ func TestRestartWithAnUnreadableRecord(t *testing.T) {
 		t.Errorf("quarantine: %q", moved)
 	}
 	n.restart(spoil("sandboxes/" + pod + "/sandbox.json"))
-	if len(n.pods()) != 0 || len(n.containers()) != 1 {
+	if len(n.pods()) != 0 || len(n.containers()) != 0 {
 		t.Errorf("pods %q, containers %q", n.pods(), n.containers())
 	}
-	_, err := n.StopContainer(t.Context(), &cri.StopContainerRequest{ContainerId: kept, Timeout: 20})
-	must(t, err)
-	if st := n.status(kept); st.GetExitCode() != 7 {
-		t.Errorf("status %v", st)
-	}
-	n.removeContainerOf(kept)
 	n.empty("removal")
 	n.removePod(n.runPod(n.hostPod("web")))
 }
@@ -194,7 +188,7 @@ func TestRestartSweeps(t *testing.T) {
 }
 
 // After a reboot nothing runs: /run is empty and the boot id another. Records
-// still give the address back.
+// still give the address back, once.
 func TestAfterAReboot(t *testing.T) {
 	n := newNode(t)
 	pod := n.runPod(sharedPIDs(n.bridgePod("web")))
@@ -218,7 +212,7 @@ func TestAfterAReboot(t *testing.T) {
 	}
 	_, err := n.ContainerStatus(t.Context(), &cri.ContainerStatusRequest{ContainerId: half})
 	n.refused("status of half a container", err, codes.NotFound)
-	if len(n.leased()) != 1 {
+	if len(n.leased()) != 0 {
 		t.Errorf("leases %q", n.leased())
 	}
 	_, err = n.StopPodSandbox(t.Context(), &cri.StopPodSandboxRequest{PodSandboxId: pod})

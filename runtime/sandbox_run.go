@@ -243,6 +243,9 @@ func (s *Service) setupNetwork(ctx context.Context, op *operation.Operation, sb 
 	if err := json.Unmarshal(sb.Network, &plan); err != nil {
 		return fmt.Errorf("read network plan: %w", err)
 	}
+	if err := s.awaitCollected(ctx); err != nil {
+		return err
+	}
 	result, err := s.networkFor(sb).Setup(ctx, s.podNetwork(sb), &plan)
 	if err != nil {
 		return err

@@ -50,6 +50,8 @@ type Parts struct {
 	Networks  map[string]*network.Manager
 	HostPorts *hostport.Manager
 	Handlers  map[string]oci.Runtime // by name
+	// Quarantined are the records that could not be read.
+	Quarantined []sandbox.Problem
 	// Retired are handlers that are configured no more but have containers.
 	Retired   map[string]oci.Runtime
 	BaseSpecs map[string]*rspec.Spec // of the handlers that have one
@@ -70,6 +72,7 @@ type Service struct {
 	reconfigured atomic.Pointer[config.Config] // nil: Parts.Config is in force
 
 	bootID     string
+	beginning  beginning
 	operations *operation.Group
 	locks      *operation.Locks
 	stops      stops
@@ -110,6 +113,7 @@ func New(p Parts) (*Service, error) {
 		Parts:      p,
 		cdi:        cdi.Open(p.Config.Runtime.CDIDirs),
 		bootID:     strings.TrimSpace(string(boot)),
+		beginning:  beginning{waiting: map[string]adoptee{}, tidied: make(chan struct{}), collected: make(chan struct{})},
 		operations: operation.NewGroup(),
 		locks:      operation.NewLocks(),
 		closing:    make(chan struct{}),

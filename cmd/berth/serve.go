@@ -147,7 +147,7 @@ func assemble(ctx context.Context, cfg config.Config, log *logrus.Entry) (*assem
 	for _, p := range problems {
 		log.WithError(p.Err).WithFields(logrus.Fields{"path": p.Path, "moved": p.Moved}).Error("a record cannot be read; moved to quarantine")
 	}
-	parts.Records = records
+	parts.Records, parts.Quarantined = records, problems
 	if parts.Images, err = image.Open(ctx, imageOptions(cfg)); err != nil {
 		return nil, err
 	}

@@ -51,7 +51,31 @@ func (b *bench) fleet(ctx context.Context) error {
 	if err := b.repeat(ctx, b.listCalls(seconds[0])); err != nil {
 		return err
 	}
+	if err := b.restarts(ctx); err != nil {
+		return err
+	}
 	return b.node.RemoveAll(ctx)
+}
+
+// restarts measures how long a killed daemon's successor takes until it answers,
+// from its exec on, and what CPU time that costs it.
+func (b *bench) restarts(ctx context.Context) error {
+	var times []time.Duration
+	var cpu time.Duration
+	const often = 5
+	for range often {
+		if err := b.node.Kill(); err != nil {
+			return err
+		}
+		began := time.Now()
+		if err := b.node.Launch(ctx); err != nil {
+			return err
+		}
+		times = append(times, time.Since(began))
+		cpu += b.daemonCPU()
+	}
+	printTimes("restart of a killed daemon until it answers", times, cpu/often)
+	return nil
 }
 
 // call is one RPC to measure.

@@ -294,7 +294,7 @@ func (c *Client) trouble(err error) {
 // connect reaches a monitor, learns its containers, gives it those that it does
 // not know, and makes it the present one.
 func (c *Client) connect(ctx context.Context) error {
-	before := c.ids()
+	before := c.IDs()
 	var conn *Conn
 	var known map[string]bool
 	var answer *Message

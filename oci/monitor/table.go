@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"os"
 	"slices"
 	"syscall"
 	"time"
@@ -100,7 +99,9 @@ func (c *Client) exited(x Exit) Exit {
 	return x
 }
 
-func (c *Client) ids() []string {
+// IDs are those of every container in the table: what the monitor knows, and what
+// was restored.
+func (c *Client) IDs() []string {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return slices.Collect(maps.Keys(c.table))
@@ -190,13 +191,17 @@ func lostExit(ct Container, status unix.WaitStatus, known bool) Exit {
 	return x
 }
 
-// find asks the kernel about a container that no record says the end of.
+// find asks the kernel about a container that no record says the end of. An error
+// means that the kernel did not answer.
 func (c *Client) find(e *entry) error {
 	p := process{e.container.PID, e.container.StartTime}
 	fd, err := OpenPidfd(p.pid, p.startTime)
 	if err == nil && !readable(fd) {
 		e.fds[FDPid] = fd
 		return nil
+	}
+	if err != nil && !errors.Is(err, unix.ESRCH) && !errors.Is(err, unix.EINVAL) {
+		return err
 	}
 	x := lostExit(e.container, 0, false)
 	if err == nil {
@@ -216,9 +221,7 @@ func (c *Client) find(e *entry) error {
 		}
 	}
 	e.exit = &x
-	if err := WriteExit(e.container.Bundle, x); err != nil && !errors.Is(err, os.ErrNotExist) {
-		return err // a bundle that is gone, as after a reboot, needs no record
-	}
+	_ = WriteExit(e.container.Bundle, x) // the caller records it, as it is told now
 	return nil
 }
 

@@ -48,13 +48,13 @@ func (n *node) restart(away time.Duration, boxes ...*box) map[string]oci.State {
 
 func (n *node) restore(boxes ...*box) map[string]oci.State {
 	n.t.Helper()
-	var handles []oci.Handle
+	states := map[string]oci.State{}
 	for _, b := range boxes {
-		handles = append(handles, oci.Handle{ID: b.id, Bundle: b.bundle, Process: b.process})
-	}
-	states, err := n.runtime.Restore(context.Background(), handles)
-	if err != nil {
-		n.t.Fatal(err)
+		st, err := n.runtime.Restore(context.Background(), oci.Handle{ID: b.id, Bundle: b.bundle, Process: b.process})
+		if err != nil {
+			n.t.Fatal(err)
+		}
+		states[b.id] = st
 	}
 	return states
 }

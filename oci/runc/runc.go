@@ -207,23 +207,32 @@ func (r *Runtime) Exited(id string) (oci.Exit, bool) {
 }
 
 // Restore implements oci.Runtime.
-func (r *Runtime) Restore(ctx context.Context, handles []oci.Handle) (map[string]oci.State, error) {
-	states := make(map[string]oci.State, len(handles))
-	for _, h := range handles {
-		ct, err := r.monitor.Restore(ctx, h.ID, h.Bundle, h.Process.PID, h.Process.StartTime)
-		if err != nil {
-			return nil, fmt.Errorf("restore %s: %w", h.ID, asOCI(err))
-		}
-		st := oci.State{Running: ct.Exit == nil, Started: r.started(h.ID)}
-		if ct.Exit != nil {
-			x := Exit(*ct.Exit)
-			st.Exit = &x
-		} else {
-			r.endForeignExecs(ctx, ct)
-		}
-		states[h.ID] = st
+func (r *Runtime) Restore(ctx context.Context, h oci.Handle) (oci.State, error) {
+	ct, err := r.monitor.Restore(ctx, h.ID, h.Bundle, h.Process.PID, h.Process.StartTime)
+	if err != nil {
+		return oci.State{}, fmt.Errorf("restore %s: %w", h.ID, asOCI(err))
 	}
-	return states, nil
+	st := oci.State{Running: ct.Exit == nil, Started: r.started(h.ID)}
+	if ct.Exit != nil {
+		x := Exit(*ct.Exit)
+		st.Exit = &x
+	} else {
+		r.endForeignExecs(ctx, ct)
+	}
+	return st, nil
+}
+
+// IDs implements oci.Runtime.
+func (r *Runtime) IDs() ([]string, error) {
+	ids := r.monitor.IDs()
+	entries, err := os.ReadDir(r.root)
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		return ids, fmt.Errorf("list states of containers: %w", err)
+	}
+	for _, e := range entries {
+		ids = append(ids, e.Name())
+	}
+	return ids, nil
 }
 
 // started tells whether a created container's init was let run: it waits at a

@@ -64,7 +64,7 @@ type CNI struct {
 	BinDirs      []string `toml:"bin_dirs" comment:"Directories searched for CNI plugins, in order."`
 	Timeout      Duration `toml:"timeout" comment:"Longest time of one ADD or DEL of a whole plugin chain."`
 	ConfTemplate string   `toml:"conf_template" comment:"Go template of a CNI configuration, made into conf_dir/10-berth-net.conflist when the kubelet tells the node's pod CIDR and no other file is there. It may use .PodCIDR, .PodCIDRRanges and .Routes. Empty: none."`
-	GCAtStart    bool     `toml:"gc_at_start" comment:"Before serving, let the plugins of networks that know CNI's GC remove all attachments that are not of berth's pods. Not where another runtime uses the same network: it would lose its own."`
+	GCAtStart    bool     `toml:"gc_at_start" comment:"At the start, before a pod gets a network, let the plugins of networks that know CNI's GC remove all attachments that are not of berth's pods. Not where another runtime uses the same network: it would lose its own."`
 }
 
 // Image configures package image.
