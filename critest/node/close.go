@@ -2,6 +2,7 @@ package node
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -38,8 +39,34 @@ func (n *Node) Crictl(ctx context.Context, args ...string) (string, error) {
 	return stdout.String(), nil
 }
 
+// Tidied waits until the daemon has undone what the one before it left: no list
+// shows that.
+func (n *Node) Tidied(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, leakcheck.Patience(time.Minute))
+	defer cancel()
+	for {
+		res, err := n.Runtime().Status(ctx, &cri.StatusRequest{Verbose: true})
+		if err != nil {
+			return fmt.Errorf("wait for the daemon's tidying: %w", err)
+		}
+		var begin struct {
+			Tidied bool
+		}
+		if err := json.Unmarshal([]byte(res.GetInfo()["restore"]), &begin); err != nil {
+			return fmt.Errorf("read what status tells of the daemon's start: %w", err)
+		}
+		if begin.Tidied {
+			return nil
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+}
+
 // RemoveAll stops and removes every pod. It goes on after errors.
 func (n *Node) RemoveAll(ctx context.Context) error {
+	if err := n.Tidied(ctx); err != nil {
+		return err
+	}
 	pods, err := n.listPods(ctx)
 	if err != nil {
 		return fmt.Errorf("list pods: %w", err)
