@@ -157,7 +157,7 @@ func TestArtifactsInTheStore(t *testing.T) {
 	check()
 	s = reopen(t, s)
 	check()
-	if !s.Hold(a, "container") {
+	if s.Hold(a, "container") == nil {
 		t.Fatal("cannot hold it")
 	}
 	for _, id := range []string{a, b} {

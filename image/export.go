@@ -43,7 +43,7 @@ func (s *Store) Export(ctx context.Context, ref, file string) (*Exported, error)
 		return nil, fmt.Errorf("export image: %w", err)
 	}
 	holder := "export " + file + time.Now().String()
-	if !s.Hold(r.ID, holder) {
+	if s.Hold(r.ID, holder) == nil {
 		return nil, fmt.Errorf("export image: %w: %s", ErrNotFound, ref)
 	}
 	defer s.Release(holder)

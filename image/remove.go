@@ -82,20 +82,23 @@ func (s *Store) commitBy(save func(root string, m images) error, m images) error
 }
 
 // Hold keeps an image's layers for a container, also when the image is
-// removed. Idempotent. It reports false, and does nothing, when there is no
-// such image (any more): who resolved a name before must look again. Holds are
-// not stored: after a restart the caller repeats them, then calls Sweep.
-func (s *Store) Hold(id, holder string) bool {
+// removed. Idempotent. It returns the image as it is from then on, and that
+// record's layers are what is held: those of a record that was found before may
+// be gone, when the image was removed and pulled again or repaired since. It
+// returns nil, and does nothing, when there is no such image (any more). Holds
+// are not stored: after a restart the caller repeats them, then calls Sweep.
+func (s *Store) Hold(id, holder string) *Record {
 	s.change.Lock()
 	defer s.change.Unlock()
-	if s.images[id] == nil {
-		return false
+	img := s.images[id]
+	if img == nil {
+		return nil
 	}
 	if s.holders[holder] == nil {
 		s.holders[holder] = map[string]bool{}
 	}
 	s.holders[holder][id] = true
-	return true
+	return s.record(id, img)
 }
 
 // Release ends all of a container's holds. Images that were removed meanwhile

@@ -66,6 +66,9 @@ func (d *disk) useReserve(root string, m images) error {
 	if err == nil {
 		err = f.Truncate(int64(len(data)))
 	}
+	if err == nil {
+		err = f.Sync() // see outlive
+	}
 	if closeErr := f.Close(); err == nil {
 		err = closeErr
 	}
@@ -73,7 +76,25 @@ func (d *disk) useReserve(root string, m images) error {
 		err = d.rename(path, filepath.Join(root, refsFile))
 	}
 	if err == nil {
+		d.outlive(root)
 		d.keepReserve(root) // out of what the old refs.json took
 	}
 	return err
+}
+
+// outlive makes refs.json, whose content is on the disk, the durable version at
+// once. Else the old one would stay, as that, until the next round of the
+// durability, and the next removal may come before: it would find no room and no
+// reserve. An error leaves it to that round.
+func (d *disk) outlive(root string) {
+	next := filepath.Join(root, syncedFile)
+	_ = d.removeAll(next) // of a round that runs: it holds the old one too
+	if d.link(filepath.Join(root, refsFile), next) != nil {
+		return
+	}
+	_ = d.rename(next, filepath.Join(root, durableFile))
+	if dir, err := os.Open(root); err == nil {
+		_ = dir.Sync() // some filesystems give blocks free only then
+		_ = dir.Close()
+	}
 }

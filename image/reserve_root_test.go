@@ -41,7 +41,7 @@ func TestB37RemovalOnAFullDisk(t *testing.T) {
 				mustPull(t, s, ref)
 			}
 			held, err := s.Resolve(refs[0])
-			if err != nil || !s.Hold(held.ID, "container") {
+			if err != nil || s.Hold(held.ID, "container") == nil {
 				t.Fatal(err)
 			}
 			calm(t, s)

@@ -142,13 +142,56 @@ func TestHeldLayersSurviveRemoval(t *testing.T) {
 	}
 }
 
+// What was resolved before an image was removed and pulled again, or repaired,
+// has other layers than those that are held.
+func TestHoldTellsTheLayersOfNow(t *testing.T) {
+	leakcheck.Start(t)
+	reg := newRegistry(t)
+	reg.push("app", "1", gzipLayer(tarOf(t, file{name: "f", body: "x"})))
+	for name, change := range map[string]func(s *Store, r *Record){
+		"pulled again": func(s *Store, r *Record) {
+			if err := s.Remove(t.Context(), r.ID); err != nil {
+				t.Fatal(err)
+			}
+			mustPull(t, s, reg.ref("app:1"))
+		},
+		"repaired": func(s *Store, r *Record) {
+			if err := os.Truncate(filepath.Join(r.Layers[0], "f"), 0); err != nil {
+				t.Fatal(err)
+			}
+			if _, report := findings(t, s, true); !report.Repairs[r.ID].Done {
+				t.Fatalf("%+v", report.Repairs)
+			}
+		},
+	} {
+		s := open(t, t.TempDir(), nil, reg)
+		found, err := s.Resolve(mustPull(t, s, reg.ref("app:1")))
+		if err != nil {
+			t.Fatal(err)
+		}
+		change(s, found)
+		calm(t, s)
+		held := s.Hold(found.ID, "container")
+		if held == nil || held.Layers[0] == found.Layers[0] {
+			t.Fatalf("%s: held is %+v, found was %+v", name, held, found)
+		}
+		if err := s.Remove(t.Context(), found.ID); err != nil {
+			t.Fatal(err)
+		}
+		if data, err := os.ReadFile(filepath.Join(held.Layers[0], "f")); err != nil || string(data) != "x" {
+			t.Errorf("%s: the layer that is held has %q, %v", name, data, err)
+		}
+		s.Close()
+	}
+}
+
 func TestHoldsAreRepeatedAfterARestartOrEnd(t *testing.T) {
 	leakcheck.Start(t)
 	reg := newRegistry(t)
 	reg.push("app", "1", gzipLayer(tarOf(t, file{name: "f", body: "x"})))
 	s := open(t, t.TempDir(), nil, reg)
 	id := mustPull(t, s, reg.ref("app:1"))
-	if !s.Hold(id, "three") || s.Hold("sha256:unknown", "three") {
+	if s.Hold(id, "three") == nil || s.Hold("sha256:unknown", "three") != nil {
 		t.Error("Hold does not say whether it holds")
 	}
 	if err := s.Remove(t.Context(), id); err != nil {
@@ -282,8 +325,13 @@ func TestPullsAndRemovalsAtTheSameTime(t *testing.T) {
 					continue
 				}
 				holder := fmt.Sprint(i)
-				if s.Hold(id, holder) {
-					if r, err := s.Resolve(id); err == nil && len(r.Layers) != 4 {
+				if r := s.Hold(id, holder); r != nil {
+					for _, dir := range r.Layers {
+						if _, err := os.Stat(dir); err != nil {
+							t.Errorf("a layer that is held: %v", err)
+						}
+					}
+					if len(r.Layers) != 4 {
 						t.Errorf("%d layers", len(r.Layers))
 					}
 				}

@@ -244,14 +244,15 @@ func userOf(user rspec.User) sandbox.User {
 	return u
 }
 
-// mountRootfs holds the image's layers and mounts them. ErrNotFound of package
-// image when the image was removed since it was found.
+// mountRootfs holds the image's layers, as they are by now, and mounts them.
+// ErrNotFound of package image when the image was removed since it was found.
 func (s *Service) mountRootfs(sb *sandbox.Sandbox, c *sandbox.Container, img *image.Record) error {
 	labels, err := s.containerLabels(sb, c.Config.Message)
 	if err != nil {
 		return err
 	}
-	if !s.Images.Hold(img.ID, c.ID) {
+	held := s.Images.Hold(img.ID, c.ID)
+	if held == nil {
 		return fmt.Errorf("hold layers of image %s: %w", img.ID, image.ErrNotFound)
 	}
 	if err := s.makeBundle(sb, c.ID); err != nil {
@@ -259,7 +260,7 @@ func (s *Service) mountRootfs(sb *sandbox.Sandbox, c *sandbox.Container, img *im
 	}
 	dir := s.Records.Containers.Dir(c.ID)
 	return rootfs.Create(rootfs.Mount{
-		Target: s.rootfsDir(c.ID), Upper: filepath.Join(dir, "upper"), Work: filepath.Join(dir, "work"), Layers: img.Layers,
+		Target: s.rootfsDir(c.ID), Upper: filepath.Join(dir, "upper"), Work: filepath.Join(dir, "work"), Layers: held.Layers,
 		IDs: s.rootfsIDs(sb), Context: labels.Mount,
 	})
 }

@@ -107,7 +107,8 @@ func (s *Service) mountVolumes(sb *sandbox.Sandbox, c *sandbox.Container, volume
 	at := map[int]string{}
 	for _, i := range slices.Sorted(maps.Keys(volumes)) {
 		img := volumes[i]
-		if !s.Images.Hold(img.ID, c.ID) {
+		held := s.Images.Hold(img.ID, c.ID)
+		if held == nil {
 			return nil, spec.ImageVolume(fmt.Errorf("mounts[%d].image: hold layers of image %s: %w", i, img.ID, image.ErrNotFound))
 		}
 		if err := s.makeBundle(sb, c.ID); err != nil {
@@ -120,7 +121,7 @@ func (s *Service) mountVolumes(sb *sandbox.Sandbox, c *sandbox.Container, volume
 		own := filepath.Join(s.Records.Containers.Dir(c.ID), "volumes", name)
 		at[i] = filepath.Join(volumesDir(s.bundleDir(c.ID)), name)
 		err := rootfs.Create(rootfs.Mount{
-			Target: at[i], Upper: filepath.Join(own, "root"), Work: filepath.Join(own, "work"), Layers: img.Layers, ReadOnly: true,
+			Target: at[i], Upper: filepath.Join(own, "root"), Work: filepath.Join(own, "work"), Layers: held.Layers, ReadOnly: true,
 			IDs: s.rootfsIDs(sb), Context: labels.Mount,
 		})
 		if err != nil {
