@@ -12,6 +12,7 @@ import (
 	"regexp"
 	"strconv"
 	"strings"
+	"syscall"
 	"time"
 
 	rspec "github.com/opencontainers/runtime-spec/specs-go"
@@ -166,11 +167,17 @@ func (x *running) spawn(ctx context.Context, cmd *exec.Cmd) error {
 		return fmt.Errorf("%w: %w", errSpawn, err)
 	}
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = stdio[0], stdio[1], stdio[2]
+	// In a session of its own: what a killed binary leaves behind is then reaped
+	// as an orphan. A zombie in the container's PID namespace keeps the
+	// container's end waiting.
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	err = cmd.Start()
 	closeFiles(stdio)
 	if err != nil {
 		return fmt.Errorf("%w: %w", errSpawn, &oci.ExecError{Args: cmd.Args, ExitCode: -1, Err: err})
 	}
+	x.r.monitor.Track(cmd.Process.Pid)
+	defer x.r.monitor.Untrack(cmd.Process.Pid)
 	over := make(chan struct{})
 	defer close(over)
 	stop := context.AfterFunc(ctx, func() {

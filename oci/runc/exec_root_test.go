@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -192,4 +193,34 @@ func TestB75ExecOutputIsBounded(t *testing.T) {
 		t.Errorf("endless: %v", err)
 	}
 	b.settled()
+}
+
+// A binary that is killed while it starts an exec leaves processes in the
+// container's PID namespace, whose init cannot end before they are reaped.
+func TestKilledExecLeavesNoZombie(t *testing.T) {
+	n := newNode(t)
+	b := n.box("exec sleep 1000").run()
+	hanging := filepath.Join(n.dir, "hanging")
+	script := fmt.Sprintf("#!/bin/sh\ncase \" $* \" in *' exec --detach '*) nsenter -F -t %d -p sh -c 'sleep 7 & echo $! $$ > %s/left; sleep 8' & exec sleep 1000;; esac\nexit 1\n", b.process.PID, n.dir)
+	if err := os.WriteFile(hanging, []byte(script), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	stuck, err := New(Options{Binary: hanging, Root: filepath.Join(n.dir, "runc"), Monitor: n.client})
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = stuck.Exec(t.Context(), b.id, oci.ExecRequest{Timeout: 100 * time.Millisecond, Process: &rspec.Process{Args: []string{"/bin/true"}, Cwd: "/"}})
+	if !errors.Is(err, oci.ErrExecTimeout) {
+		t.Fatalf("exec: %v", err)
+	}
+	data, err := os.ReadFile(filepath.Join(n.dir, "left"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for pid := range strings.FieldsSeq(string(data)) {
+		n.eventually("what it left is reaped", func() bool {
+			_, err := os.Stat(filepath.Join("/proc", pid))
+			return errors.Is(err, os.ErrNotExist)
+		})
+	}
 }
