@@ -14,4 +14,5 @@ var adminService = admin.Service(
 	admin.Serve(admin.CheckImages, (*Service).checkImages),
 	admin.Serve(admin.DiskUsage, (*Service).diskUsage),
 	admin.Serve(admin.Pulls, (*Service).pulls),
+	admin.Serve(admin.Why, (*Service).why),
 )

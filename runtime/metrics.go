@@ -12,6 +12,7 @@ import (
 func (s *Service) Metrics() *exporter.Metrics { return s.metrics }
 
 func (s *Service) operationEnded(o *operation.Operation) {
+	s.failures.note(o)
 	for _, step := range o.Steps() {
 		s.metrics.Step(o.Verb, step.Name, step.Took)
 	}

@@ -253,6 +253,7 @@ func (n *node) open() {
 	must(n.t, err)
 	rt, err := runc.New(runc.Options{Binary: n.dir + "/bin/runc", Root: n.cfg.State + "/runc/runc", Monitor: n.client})
 	must(n.t, err)
+	p.MonitorPID = n.client.MonitorPID
 	p.Handlers = map[string]oci.Runtime{"runc": rt}
 	if n.wrap != nil {
 		p.Handlers["runc"] = n.wrap(rt)

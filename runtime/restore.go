@@ -44,6 +44,7 @@ func (s *Service) Restore(ctx context.Context) error {
 	s.behindRestore(ctx)
 	s.behind(s.readCheckpoints)
 	s.behind(s.watchPulls)
+	s.behind(s.watchStuck)
 	s.behind(s.preload)
 	s.events.serve(time.Now())
 	go s.watchExits(ctx)

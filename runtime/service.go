@@ -22,6 +22,7 @@ import (
 	"berth/network/hostport"
 	"berth/oci"
 	"berth/oci/spec"
+	"berth/runtime/admin"
 	"berth/runtime/apparmor"
 	"berth/runtime/cdi"
 	"berth/runtime/config"
@@ -74,6 +75,7 @@ type Service struct {
 	bootID     string
 	beginning  beginning
 	operations *operation.Group
+	failures   failures
 	locks      *operation.Locks
 	stops      stops
 	exits      exits
@@ -115,6 +117,7 @@ func New(p Parts) (*Service, error) {
 		bootID:     strings.TrimSpace(string(boot)),
 		beginning:  beginning{waiting: map[string]adoptee{}, tidied: make(chan struct{}), collected: make(chan struct{})},
 		operations: operation.NewGroup(),
+		failures:   failures{last: map[string]admin.WhyFailure{}},
 		locks:      operation.NewLocks(),
 		closing:    make(chan struct{}),
 		stops:      stops{running: map[string]*stop{}},
@@ -126,6 +129,7 @@ func New(p Parts) (*Service, error) {
 	}
 	s.metrics = exporter.New(p.Version, s.scraped)
 	s.operations.Watch(s.operationEnded)
+	s.operations.Explain(func(o *operation.Operation) string { return waitsText(s.waitsOf(o)) })
 	p.Images.WatchPulls(s.pullEnded)
 	if s.plugins, err = s.newPlugins(); err != nil {
 		return nil, err

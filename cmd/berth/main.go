@@ -27,7 +27,7 @@ and the reason on the standard error, and take "-o json" where they show somethi
 		SilenceErrors: true,
 		Version:       version,
 	}
-	root.AddCommand(serveCommand(), configCommand(), imageCommand(), pullsCommand())
+	root.AddCommand(serveCommand(), configCommand(), imageCommand(), pullsCommand(), whyCommand())
 	if err := root.Execute(); err != nil {
 		fmt.Fprintln(os.Stderr, "berth:", err)
 		os.Exit(1)

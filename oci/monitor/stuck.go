@@ -42,21 +42,43 @@ func left(dir string, pids []int, cause error) error {
 	return fmt.Errorf("kill cgroup %s: still there after SIGKILL: %s: %w", dir, strings.Join(said, ", "), cause)
 }
 
+// Place is where a process is.
+type Place struct {
+	Name    string
+	State   string // as ps(1) shows it
+	Channel string // the place in the kernel; empty: in none, or not to be told
+}
+
+// Look finds out where a process is, without waiting for it. False when it is gone.
+func Look(pid int) (Place, bool) {
+	st, err := readStat(pid)
+	if err != nil {
+		return Place{}, false
+	}
+	p := Place{State: string(st.state)}
+	if name, err := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid)); err == nil {
+		p.Name = strings.TrimSpace(string(name))
+	}
+	if at, err := os.ReadFile(fmt.Sprintf("/proc/%d/wchan", pid)); err == nil && string(at) != "0" {
+		p.Channel = string(at)
+	}
+	return p, true
+}
+
 // Whereabouts says in words what a process hangs in: its name, its state as
 // ps(1) shows it, and the place in the kernel, where that can be read.
 func Whereabouts(pid int) string {
 	text := fmt.Sprintf("pid %d", pid)
-	st, err := readStat(pid)
-	if err != nil {
+	p, ok := Look(pid)
+	if !ok {
 		return text + ", which is gone"
 	}
-	if name, err := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid)); err == nil {
-		text += fmt.Sprintf(" (%s)", strings.TrimSpace(string(name)))
+	if p.Name != "" {
+		text += fmt.Sprintf(" (%s)", p.Name)
 	}
-	text += fmt.Sprintf(" in state %c", st.state)
-	// "0" stands for "not in the kernel, or not to be told".
-	if at, err := os.ReadFile(fmt.Sprintf("/proc/%d/wchan", pid)); err == nil && len(at) > 0 && string(at) != "0" {
-		text += " at " + string(at)
+	text += " in state " + p.State
+	if p.Channel != "" {
+		text += " at " + p.Channel
 	}
 	return text
 }

@@ -106,12 +106,27 @@ func (o *Operation) Where() string {
 	return fmt.Sprintf("%s, for %s", o.step, time.Since(o.since).Round(time.Millisecond))
 }
 
+// Current is the running step and since when; before the first one it is empty,
+// since the operation began.
+func (o *Operation) Current() (step string, since time.Time) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.step == "" {
+		return "", o.Began
+	}
+	return o.step, o.since
+}
+
+// Err is how the operation ended; to be asked by what Watch calls.
+func (o *Operation) Err() error { return o.err }
+
 // Group holds the running operations by key.
 type Group struct {
 	mu      sync.Mutex
 	running map[string]*Operation // guarded by mu
 	wg      sync.WaitGroup
 	ended   func(*Operation) // nil: nobody watches
+	explain func(*Operation) string
 }
 
 // NewGroup returns an empty group.
@@ -120,6 +135,10 @@ func NewGroup() *Group { return &Group{running: map[string]*Operation{}} }
 // Watch has f called with each operation that has ended, before its callers hear
 // of it. f must not block. To be called once, before the first operation.
 func (g *Group) Watch(f func(*Operation)) { g.ended = f }
+
+// Explain has f say what an operation waits for, for callers that give up. To be
+// called once, before the first operation.
+func (g *Group) Explain(f func(*Operation) string) { g.explain = f }
 
 // Request describes an operation to Do.
 type Request struct {
@@ -131,11 +150,16 @@ type Request struct {
 // StillRunning is the error of a caller that gave up before its operation ended.
 type StillRunning struct {
 	Operation *Operation
-	Err       error // the caller's context error
+	Waits     string // what the operation waits for, as the group's Explain says
+	Err       error  // the caller's context error
 }
 
 func (e *StillRunning) Error() string {
-	return fmt.Sprintf("%s %s: still at step %s; a retry joins it: %v", e.Operation.Verb, e.Operation.Object, e.Operation.Where(), e.Err)
+	where := e.Operation.Where()
+	if e.Waits != "" {
+		where += ", waiting for " + e.Waits
+	}
+	return fmt.Sprintf("%s %s: still at step %s; a retry joins it: %v", e.Operation.Verb, e.Operation.Object, where, e.Err)
 }
 
 func (e *StillRunning) Unwrap() error { return e.Err }
@@ -177,7 +201,11 @@ func (g *Group) Do(ctx context.Context, r Request, fn func(context.Context, *Ope
 	case <-o.done:
 		return o.result, o.err
 	case <-ctx.Done():
-		return "", &StillRunning{Operation: o, Err: ctx.Err()}
+		gaveUp := &StillRunning{Operation: o, Err: ctx.Err()}
+		if g.explain != nil {
+			gaveUp.Waits = g.explain(o)
+		}
+		return "", gaveUp
 	}
 }
 

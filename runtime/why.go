@@ -1,0 +1,241 @@
+package runtime
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/sirupsen/logrus"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"berth/runtime/admin"
+	"berth/runtime/operation"
+	"berth/sandbox"
+)
+
+// stuckAfter is when the log tells of an operation that has not ended.
+const stuckAfter = 10 * time.Second
+
+// failures keeps the last failed operation of each object, of the latest ones.
+type failures struct {
+	mu    sync.Mutex
+	last  map[string]admin.WhyFailure // by the object's name, guarded by mu
+	order []string                    // names, the oldest first, guarded by mu
+}
+
+// maxFailures bounds how many objects' failures are kept.
+const maxFailures = 256
+
+// note keeps an operation that has failed, and forgets the failure before it when
+// it has succeeded.
+func (f *failures) note(o *operation.Operation) {
+	step, _ := o.Current()
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.order = slices.DeleteFunc(f.order, func(name string) bool { return name == o.Object })
+	delete(f.last, o.Object)
+	if o.Err() == nil {
+		return
+	}
+	if len(f.order) >= maxFailures {
+		delete(f.last, f.order[0])
+		f.order = f.order[1:]
+	}
+	f.order = append(f.order, o.Object)
+	f.last[o.Object] = admin.WhyFailure{Verb: o.Verb, Step: step, Error: readable(o.Err().Error()), At: time.Now()}
+}
+
+func (f *failures) of(name string) *admin.WhyFailure {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if w, ok := f.last[name]; ok {
+		return &w
+	}
+	return nil
+}
+
+// gone are objects, by the beginning of their name, of which nothing but a failure
+// is left.
+func (f *failures) gone(name string) (list []admin.WhyObject) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for _, full := range f.order {
+		if strings.HasPrefix(full, name) {
+			w := f.last[full]
+			list = append(list, admin.WhyObject{Kind: "object", Name: full, State: "gone", Failed: &w})
+		}
+	}
+	return list
+}
+
+// why answers from memory and /proc.
+func (s *Service) why(_ context.Context, req *admin.WhyRequest) (*admin.WhyReply, error) {
+	reply := &admin.WhyReply{Operations: []admin.WhyOperation{}, Objects: []admin.WhyObject{}}
+	var names []string
+	if req.Object != "" {
+		var err error
+		if reply.Objects, names, err = s.whyObjects(req.Object); err != nil {
+			return nil, err
+		}
+	}
+	for _, o := range s.operations.Running() {
+		if req.Object == "" || slices.Contains(names, o.Object) || strings.HasPrefix(o.Object, req.Object) {
+			reply.Operations = append(reply.Operations, s.whyOperation(o))
+		}
+	}
+	if req.Object != "" && len(reply.Objects) == 0 && len(reply.Operations) == 0 {
+		reply.Objects = s.failures.gone(req.Object)
+	}
+	if req.Object != "" && len(reply.Objects) == 0 && len(reply.Operations) == 0 {
+		return nil, fmt.Errorf("pod or container: %w: %q", sandbox.ErrNotFound, req.Object)
+	}
+	return reply, nil
+}
+
+// whyObjects finds a pod with its containers, or a container, by the beginning of
+// an id, also one that is not visible yet. None is no error: an operation may go by
+// that name.
+func (s *Service) whyObjects(id string) (list []admin.WhyObject, names []string, err error) {
+	sb, err := s.Records.Sandboxes.Find(id)
+	if errors.Is(err, sandbox.ErrAmbiguous) {
+		return nil, nil, err
+	}
+	var containers []*sandbox.Container
+	if err == nil {
+		list, names = append(list, s.whyPod(sb)), append(names, sb.Name)
+		containers = s.Records.ContainersOf(sb.ID)
+	} else if c, err := s.Records.Containers.Find(id); err == nil {
+		containers = append(containers, c)
+	} else if errors.Is(err, sandbox.ErrAmbiguous) {
+		return nil, nil, err
+	}
+	for _, c := range containers {
+		list, names = append(list, s.whyContainer(c)), append(names, c.Name)
+	}
+	return list, names, nil
+}
+
+func (s *Service) whyPod(sb *sandbox.Sandbox) admin.WhyObject {
+	o := admin.WhyObject{Kind: "pod", ID: sb.ID, Name: sb.Name, State: "not ready", Failed: s.failures.of(sb.Name)}
+	switch {
+	case sb.Ready(s.bootID):
+		o.State = "ready"
+	case sb.ReadyAt == 0 && sb.StoppedAt == 0:
+		o.State, o.Reason = "being made", "RunPodSandbox has not ended"
+	case sb.BootID != s.bootID:
+		o.Reason = "the node was restarted while the pod was there"
+	default:
+		o.Reason = "it was stopped, or its pause process or a namespace of its went, at " + time.Unix(0, sb.StoppedAt).Format(time.RFC3339)
+	}
+	if o.State == "not ready" && sb.Network != nil {
+		o.Reason += "; its network is not given back yet (CNI DEL)"
+	}
+	return o
+}
+
+func (s *Service) whyContainer(c *sandbox.Container) admin.WhyObject {
+	o := admin.WhyObject{Kind: "container", ID: c.ID, Name: c.Name, Failed: s.failures.of(c.Name)}
+	st := c.State(s.bootID)
+	o.State = strings.ToLower(strings.TrimPrefix(st.String(), "CONTAINER_"))
+	switch {
+	case c.MadeAt == 0:
+		o.State, o.Reason = "being made", "CreateContainer has not ended"
+	case st == cri.ContainerState_CONTAINER_EXITED:
+		o.Reason = fmt.Sprintf("%s, exit code %d, at %s", c.Reason, c.ExitCode, time.Unix(0, c.FinishedAt).Format(time.RFC3339))
+		if c.Message != "" {
+			o.Reason += ": " + c.Message
+		}
+	case st == cri.ContainerState_CONTAINER_CREATED:
+		o.Reason = "StartContainer has not been called, or has not ended"
+	}
+	return o
+}
+
+func (s *Service) whyOperation(o *operation.Operation) admin.WhyOperation {
+	step, since := o.Current()
+	if step == "" {
+		step = "waiting"
+	}
+	w := admin.WhyOperation{Verb: o.Verb, Object: readable(o.Object), Began: o.Began, Seconds: time.Since(o.Began).Seconds(),
+		Step: step, StepSeconds: time.Since(since).Seconds(), Waits: s.waitsOf(o)}
+	if ids, _ := s.objectsOf(o.Object); len(ids) > 0 {
+		w.ID = ids[0]
+	}
+	if w.Waits == nil {
+		w.Waits = []admin.WhyProcess{}
+	}
+	return w
+}
+
+// objectsOf are the ids behind an operation's name, its own first: a pod's
+// containers belong to it. living are the pod's inits that a stop waits for.
+func (s *Service) objectsOf(name string) (ids []string, living map[int]string) {
+	living = map[int]string{}
+	var containers []*sandbox.Container
+	if sb, err := s.Records.Sandboxes.Named(name); err == nil {
+		ids = append(ids, sb.ID)
+		containers = s.Records.ContainersOf(sb.ID)
+	} else if c, err := s.Records.Containers.Named(name); err == nil {
+		containers = append(containers, c)
+	}
+	for _, c := range containers {
+		ids = append(ids, c.ID)
+		if c.Process != nil && c.MadeAt != 0 && c.State(s.bootID) != cri.ContainerState_CONTAINER_EXITED {
+			living[c.Process.PID] = "init of container " + c.Config.Message.GetMetadata().GetName()
+		}
+	}
+	return ids, living
+}
+
+// waitsOf are the processes that an operation may wait for; a container's own
+// only where it is to end.
+func (s *Service) waitsOf(o *operation.Operation) []admin.WhyProcess {
+	ids, living := s.objectsOf(o.Object)
+	if !strings.HasPrefix(o.Verb, "Stop") && !strings.HasPrefix(o.Verb, "Remove") {
+		living = nil
+	}
+	parents := []int{os.Getpid()}
+	if s.MonitorPID != nil && s.MonitorPID() > 1 {
+		parents = append(parents, s.MonitorPID())
+	}
+	return waitsFor(parents, ids, living)
+}
+
+// watchStuck logs once of each operation that takes long, until Close.
+func (s *Service) watchStuck() {
+	tick := time.NewTicker(time.Second)
+	defer tick.Stop()
+	logged := map[*operation.Operation]bool{}
+	for {
+		select {
+		case <-tick.C:
+		case <-s.closing:
+			return
+		}
+		running := s.operations.Running()
+		for _, o := range running {
+			if !logged[o] && time.Since(o.Began) > stuckAfter {
+				logged[o] = true
+				s.logStuck(o)
+			}
+		}
+		for o := range logged {
+			if !slices.Contains(running, o) {
+				delete(logged, o)
+			}
+		}
+	}
+}
+
+func (s *Service) logStuck(o *operation.Operation) {
+	log := s.Log.WithFields(logrus.Fields{"operation": o.Verb, "object": readable(o.Object), "step": o.Where(), "for": time.Since(o.Began).Round(time.Second)})
+	if text := waitsText(s.waitsOf(o)); text != "" {
+		log = log.WithField("waiting for", text)
+	}
+	log.Warn("an operation takes long")
+}
