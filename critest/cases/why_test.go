@@ -1,0 +1,62 @@
+package cases
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"berth/critest/node"
+	"berth/sandbox/leakcheck"
+)
+
+// An operator sees what a hanging pod waits for, with `berth why` at once and in
+// the log after ten seconds.
+func TestWhyAPodHangs(t *testing.T) {
+	plugins := t.TempDir()
+	deps, err := node.Deps()
+	if err != nil {
+		t.Fatal(err)
+	}
+	hang := filepath.Join(plugins, "hang")
+	script := "#!/bin/sh\nwhile [ -e " + hang + " ]; do sleep 0.1; done\nexec " + deps + "/cni/bridge\n"
+	if err := os.WriteFile(filepath.Join(plugins, "bridge"), []byte(script), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	e := start(t, node.Options{Plugins: plugins})
+	if err := os.WriteFile(hang, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	done := make(chan error, 1)
+	go func() {
+		_, err := e.rt.RunPodSandbox(e.ctx, &cri.RunPodSandboxRequest{Config: e.sandbox()})
+		done <- err
+	}()
+	const plugin = "CNI plugin bridge ADD"
+	e.eventually("berth why names the plugin", func() bool {
+		out, code := e.berth("why", "--socket", e.Socket)
+		return code == 0 && strings.Contains(out, plugin+", pid ") && strings.Contains(out, "network setup")
+	})
+	for end := time.Now().Add(leakcheck.Patience(30 * time.Second)); ; time.Sleep(100 * time.Millisecond) {
+		log := e.LogTail(200)
+		if strings.Contains(log, "an operation takes long") && strings.Contains(log, plugin) {
+			break
+		}
+		if time.Now().After(end) {
+			t.Error("the log does not tell of the plugin")
+			break
+		}
+	}
+	if err := os.Remove(hang); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-done; err != nil {
+		t.Errorf("the pod, once its plugin goes on: %v", err)
+	}
+	if out, code := e.berth("why", "--socket", e.Socket, "nobody"); code == 0 || !strings.Contains(out, "nobody") {
+		t.Errorf("why of nothing: code %d, %q", code, out)
+	}
+}
