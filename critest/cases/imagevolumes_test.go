@@ -2,7 +2,6 @@ package cases
 
 import (
 	"archive/tar"
-	"encoding/json"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -10,7 +9,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/opencontainers/go-digest"
 	ispec "github.com/opencontainers/image-spec/specs-go/v1"
 	"google.golang.org/grpc/codes"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
@@ -227,34 +225,6 @@ func TestImageVolumeKilledDaemon(t *testing.T) {
 			}
 		}
 	}
-}
-
-// An artifact is no image: pulling it names its type, so it is never there to
-// be mounted.
-func TestArtifactIsNoImageVolume(t *testing.T) {
-	e := start(t, node.Options{})
-	e.pull(images.Busybox)
-	blob, empty := []byte("weights"), []byte("{}")
-	describe := func(kind string, data []byte) ispec.Descriptor {
-		return ispec.Descriptor{MediaType: kind, Digest: digest.FromBytes(data), Size: int64(len(data))}
-	}
-	body, err := json.Marshal(map[string]any{"schemaVersion": 2, "mediaType": ispec.MediaTypeImageManifest,
-		"artifactType": "application/vnd.example.model", "config": describe("application/vnd.oci.empty.v1+json", empty),
-		"layers": []ispec.Descriptor{describe("application/vnd.example.weights", blob)}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	reg.PutBlob(blob)
-	reg.PutBlob(empty)
-	reg.PutManifest("cases/artifact", "1", ispec.MediaTypeImageManifest, body)
-	const artifact = "docker.io/cases/artifact:1"
-	_, err = e.im.PullImage(e.ctx, &cri.PullImageRequest{Image: &cri.ImageSpec{Image: artifact}})
-	e.refused("pull", err, codes.InvalidArgument, artifact, "application/vnd.example.model")
-	config := e.sandbox()
-	c := command("c", "true")
-	c.Mounts = []*cri.Mount{imageMount("/vol", artifact, "")}
-	_, err = e.rt.CreateContainer(e.ctx, &cri.CreateContainerRequest{PodSandboxId: e.run(config), Config: c, SandboxConfig: config})
-	e.refused("mount", err, codes.NotFound, "desc = ImageVolumeMountFailed: ", artifact)
 }
 
 // In a pod with a user namespace images and their volumes belong to whom the
