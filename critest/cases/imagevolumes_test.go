@@ -9,7 +9,6 @@ import (
 	"testing"
 	"time"
 
-	ispec "github.com/opencontainers/image-spec/specs-go/v1"
 	"google.golang.org/grpc/codes"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
