@@ -231,6 +231,9 @@ func TestB59AddressesSurviveTheDaemon(t *testing.T) {
 // CIDR, and follows it over a restart of the daemon.
 func TestNetworkFromTheTemplate(t *testing.T) {
 	template := filepath.Join(t.TempDir(), "template")
+	if err := os.WriteFile(template, []byte("{}"), 0o600); err != nil { // it must be there from the start
+		t.Fatal(err)
+	}
 	e := start(t, node.Options{NoCNI: true, Settings: map[string]string{"cni": fmt.Sprintf("conf_template = %q", template)}})
 	text := strings.Replace(e.Conflist(), fmt.Sprintf("%q", e.Subnet), `"{{.PodCIDR}}"`, 1)
 	if err := os.WriteFile(template, []byte(text), 0o600); err != nil {
