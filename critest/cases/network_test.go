@@ -231,7 +231,7 @@ func TestB59AddressesSurviveTheDaemon(t *testing.T) {
 // CIDR, and follows it over a restart of the daemon.
 func TestNetworkFromTheTemplate(t *testing.T) {
 	template := filepath.Join(t.TempDir(), "template")
-	if err := os.WriteFile(template, []byte("{}"), 0o600); err != nil { // it must be there from the start
+	if err := os.WriteFile(template, []byte(`{"cniVersion": "1.0.0", "name": "none", "plugins": [{"type": "loopback"}]}`), 0o600); err != nil { // one must be there from the start
 		t.Fatal(err)
 	}
 	e := start(t, node.Options{NoCNI: true, Settings: map[string]string{"cni": fmt.Sprintf("conf_template = %q", template)}})
