@@ -97,7 +97,7 @@ func TestDiskUsageIsWhatDuCounts(t *testing.T) {
 				a := mustPull(t, s, reg.ref("a:1"))
 				check(s, "one image")
 				b, c := mustPull(t, s, reg.ref("b:1")), mustPull(t, s, reg.ref("c:1"))
-				d := check(s, "three images")
+				check(s, "three images")
 				for _, name := range []string{"trash/dir/x", "staging/layer-1/diff/x", "layers/stray/x", "stray"} {
 					path := filepath.Join(s.root, name)
 					if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
@@ -108,7 +108,7 @@ func TestDiskUsageIsWhatDuCounts(t *testing.T) {
 					}
 				}
 				s.durable.sync()
-				d, _ = s.DiskUsage(t.Context())
+				d, _ := s.DiskUsage(t.Context())
 				if want := duOf(t, s.root); d.Total != want || d.Trash.Inodes != 3 || d.Staging.Inodes != 4 || d.Unknown.Inodes != 3 {
 					t.Errorf("with trash, staging, strays: %+v, du says %+v", d, want)
 				}

@@ -43,14 +43,6 @@ type oracle struct {
 	counts bool
 }
 
-func newOracle(t testing.TB) *oracle {
-	o := &oracle{t: t, root: t.TempDir(), counts: true}
-	if err := os.Chmod(o.root, 0o755); err != nil {
-		t.Fatal(err)
-	}
-	return o
-}
-
 // apply adds a layer and returns the entries that it could use, in its order.
 func (o *oracle) apply(form tarForm, entries []member) []member {
 	o.form, o.own, o.held = form, map[string]bool{}, map[string]bool{}
