@@ -55,7 +55,7 @@ func (d *durability) sync() error {
 	d.round.Lock()
 	defer d.round.Unlock()
 	root, disk := d.store.root, d.store.disk
-	pending := d.store.layers.pending()
+	pending, fresh := d.store.layers.pending(), d.store.blobs.Fresh()
 	next := filepath.Join(root, syncedFile)
 	_ = disk.removeAll(next)
 	linkErr := disk.link(filepath.Join(root, refsFile), next)
@@ -67,6 +67,7 @@ func (d *durability) sync() error {
 		return nil // it took too long for close, the store is somebody else's
 	default:
 	}
+	d.store.blobs.Settle(fresh)
 	for _, e := range pending {
 		if err := d.store.layers.markDurable(e); err != nil {
 			return err

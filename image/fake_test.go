@@ -25,7 +25,7 @@ import (
 
 // registry is a static registry over HTTP that counts and can misbehave.
 type registry struct {
-	t    *testing.T
+	t    testing.TB
 	host string
 
 	mu    sync.Mutex
@@ -36,7 +36,7 @@ type registry struct {
 	hook func(w http.ResponseWriter, r *http.Request) bool
 }
 
-func newRegistry(t *testing.T) *registry {
+func newRegistry(t testing.TB) *registry {
 	r := &registry{t: t, blobs: map[digest.Digest][]byte{}, docs: map[string]document{}, gets: map[string]int{}}
 	server := httptest.NewServer(r)
 	t.Cleanup(server.Close)

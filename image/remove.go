@@ -37,17 +37,15 @@ func (s *Store) Remove(ctx context.Context, ref string) error {
 // forget deletes an image for good. Called with change held.
 func (s *Store) forget(id string) error {
 	img := s.images[id]
-	err := s.commitBy(s.disk.saveShorter, s.images.with(id, nil))
+	next := s.images.with(id, nil)
+	err := s.disk.saveShorter(s.root, next)
 	full := full(err)
 	if err != nil && !full {
 		return err
 	}
-	if full {
-		// No room for the records, and no reserve. Free the layers first: records
-		// whose layers are missing are dropped at the next start.
-		s.images = s.images.with(id, nil)
-		s.publish()
-	}
+	// When there is no room for the records, and no reserve, the layers are freed
+	// first: records whose layers are missing are dropped at the next start.
+	s.images = next
 	delete(s.configs, id)
 	s.layers.unuse(img.Layers)
 	for _, r := range img.Replaced {
@@ -56,16 +54,17 @@ func (s *Store) forget(id string) error {
 	s.dropBlobs()
 	if full {
 		s.trash.wait(s.life)
-		return s.commitBy(s.disk.saveShorter, s.images)
+		err = s.disk.saveShorter(s.root, s.images)
 	}
 	s.publish()
-	return nil
+	s.durable.kick()
+	return err
 }
 
 // dropBlobs removes the blobs that no image refers to. A blob that stays by
 // mistake costs a few kilobytes until the next start.
 func (s *Store) dropBlobs() {
-	_ = s.blobs.Sweep(s.wantsBlob)
+	_ = s.blobs.Drop(s.wantedBlobs())
 }
 
 // commit saves new records and makes them visible. Called with change held.

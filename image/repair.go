@@ -240,7 +240,7 @@ func (k *keptSource) LayerInfosForCopy(context.Context, *digest.Digest) ([]types
 func (c *check) tidy(strays []string) Repair {
 	s := c.store
 	s.change.Lock()
-	err := s.blobs.Sweep(s.wantsBlob)
+	err := s.blobs.Sweep(s.wantedBlobs())
 	if slices.Contains(strays, refsFile) && err == nil {
 		err = s.commit(maps.Clone(s.images))
 	}

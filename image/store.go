@@ -174,7 +174,7 @@ func (s *Store) load(ctx context.Context) (err error) {
 		return err
 	}
 	s.layers.sweep()
-	if err := s.blobs.Sweep(s.wantsBlob); err != nil {
+	if err := s.blobs.Sweep(s.wantedBlobs()); err != nil {
 		return err
 	}
 	s.publish()
@@ -256,16 +256,19 @@ func (s *Store) RawConfig(id string) (json.RawMessage, error) {
 	return data, nil
 }
 
-func (s *Store) wantsBlob(d digest.Digest) bool {
+// wantedBlobs are those that images refer to. Called with change held.
+func (s *Store) wantedBlobs() map[digest.Digest]bool {
+	wanted := map[digest.Digest]bool{}
+	layers := s.options().KeepLayerBlobs
 	for id, img := range s.images {
-		if id == d.String() || slices.Contains(img.documents(), d) {
-			return true
+		for _, d := range img.parts(id) {
+			wanted[d] = true
 		}
-		if s.options().KeepLayerBlobs && slices.Contains(img.LayerBlobs, d) {
-			return true
+		for _, d := range img.LayerBlobs {
+			wanted[d] = wanted[d] || layers
 		}
 	}
-	return false
+	return wanted
 }
 
 func (s *Store) emptyStaging() error {
@@ -341,11 +344,7 @@ func (s *Store) record(id string, img *saved) *Record {
 	r.Layers = slices.Clip(r.Layers[bottom:])
 	r.Size = s.layers.sizeOf(img.Layers)
 	for _, blob := range append([]digest.Digest{digest.Digest(id)}, img.documents()...) {
-		if p, err := s.blobs.Path(blob); err == nil {
-			if st, err := os.Stat(p); err == nil {
-				r.Size += uint64(st.Size())
-			}
-		}
+		r.Size += uint64(s.blobs.Size(blob))
 	}
 	r.Pinned = img.Pinned || s.isPinned(r)
 	return r
@@ -363,10 +362,7 @@ func (s *Store) overhead() layer.Usage {
 	if syncedErr == nil && (err != nil || !os.SameFile(current, synced)) {
 		u = u.Add(layer.UsageOf(at(durableFile)))
 	}
-	if m, err := layer.Measure(at("blobs")); err == nil {
-		u = u.Add(m)
-	}
-	return u
+	return u.Add(s.blobs.Usage())
 }
 
 // List returns all images, sorted by id, from memory. The records are shared:

@@ -240,7 +240,7 @@ func (c *check) rest() {
 	if err == nil {
 		_, err = decodeImages(data)
 	}
-	strays, listErr := s.blobs.Strays(s.wantsBlob)
+	strays, listErr := s.blobs.Strays(s.wantedBlobs())
 	s.change.Unlock()
 	if err != nil {
 		c.found(Finding{Where: refsFile, Problem: "the records of images cannot be read: " + err.Error()})

@@ -33,7 +33,7 @@ var rooms = map[string][]string{
 	"berth/sandbox/namespaces": {},
 	"berth/sandbox/leakcheck":  {},
 	"berth/image":              {"berth/image/..."},
-	"berth/image/content":      {},
+	"berth/image/content":      {"berth/image/layer"},
 	"berth/image/fetch":        {},
 	"berth/image/policy":       {},
 	"berth/image/layer":        {},

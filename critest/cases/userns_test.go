@@ -294,6 +294,23 @@ func TestUserNamespacesShareLayers(t *testing.T) {
 	}
 }
 
+// A pod with a user namespace has no copy of the layers: the images take what they
+// took before, while it runs and after it.
+func TestUserNamespaceCopiesNoLayers(t *testing.T) {
+	e := startMapped(t)
+	before := e.usesAsDu().Total
+	config := e.mapped(200000)
+	pod := e.run(config)
+	e.exec(e.startContainer(pod, inPod(command("c", "sleep 1000"), config), config), "echo x >>/etc/passwd")
+	if during := e.usesAsDu().Total; during != before {
+		t.Errorf("with a pod in a user namespace the images take %+v, before %+v", during, before)
+	}
+	e.removePod(pod)
+	if after := e.usesAsDu().Total; after != before {
+		t.Errorf("after the pod the images take %+v, before %+v", after, before)
+	}
+}
+
 func ownedBy(e images.Entry, uid, gid int) images.Entry {
 	e.Uid, e.Gid = uid, gid
 	return e

@@ -16,8 +16,12 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
+	"sync"
 
 	"github.com/opencontainers/go-digest"
+
+	"berth/image/layer"
 )
 
 // ErrNotFound means that there is no blob of that digest.
@@ -27,14 +31,97 @@ var ErrNotFound = errors.New("blob not found")
 var ErrCorrupt = errors.New("blob is corrupt")
 
 // Store is a directory of blobs. Its methods may be called at the same time.
-type Store struct{ dir string }
+type Store struct {
+	dir string
 
-// Open makes the directory when it is missing.
+	mu    sync.Mutex
+	known map[digest.Digest]blob // what is there; guarded by mu
+	total layer.Usage            // of known; guarded by mu
+	fresh []digest.Digest        // not settled; guarded by mu
+}
+
+type blob struct {
+	size  int64
+	usage layer.Usage
+}
+
+// Open makes the directory when it is missing, and looks at what is in it.
 func Open(dir string) (*Store, error) {
 	if err := os.MkdirAll(filepath.Join(dir, "sha256"), 0o700); err != nil {
 		return nil, fmt.Errorf("create blob directory: %w", err)
 	}
-	return &Store{dir: dir}, nil
+	s := &Store{dir: dir, known: map[digest.Digest]blob{}}
+	list, err := os.ReadDir(filepath.Join(dir, "sha256"))
+	if err != nil {
+		return nil, fmt.Errorf("list blobs: %w", err)
+	}
+	for _, e := range list {
+		if d := digest.NewDigestFromEncoded(digest.SHA256, e.Name()); d.Validate() == nil {
+			s.look(d)
+		}
+	}
+	return s, nil
+}
+
+// note looks at a blob that just came.
+func (s *Store) note(d digest.Digest) {
+	s.look(d)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.fresh = append(s.fresh, d)
+}
+
+// look takes down a blob as it is on the disk now, or that it is not.
+func (s *Store) look(d digest.Digest) {
+	path, err := s.Path(d)
+	if err != nil {
+		return
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	old := s.known[d].usage
+	s.total = layer.Usage{Bytes: s.total.Bytes - old.Bytes, Inodes: s.total.Inodes - old.Inodes}
+	delete(s.known, d)
+	info, err := os.Lstat(path)
+	if err != nil {
+		return
+	}
+	b := blob{info.Size(), layer.UsageOf(path)}
+	s.known[d] = b
+	s.total = s.total.Add(b.usage)
+}
+
+// Size is a blob's length in bytes, 0 when it is not there. From memory.
+func (s *Store) Size(d digest.Digest) int64 {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.known[d].size
+}
+
+// Usage is what all blobs take, as du counts. From memory, but for the
+// directories.
+func (s *Store) Usage() layer.Usage {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.total.Add(layer.UsageOf(s.dir)).Add(layer.UsageOf(filepath.Join(s.dir, "sha256")))
+}
+
+// Fresh are the blobs that came since they were settled last.
+func (s *Store) Fresh() []digest.Digest {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.fresh
+}
+
+// Settle looks again at what Fresh has told, after the filesystem was synced:
+// only then it knows every block. One caller at a time.
+func (s *Store) Settle(fresh []digest.Digest) {
+	for _, d := range fresh {
+		s.look(d)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.fresh = slices.Clone(s.fresh[len(fresh):])
 }
 
 // Path is where a blob is or would be.
@@ -76,6 +163,7 @@ func (s *Store) Put(d digest.Digest, data []byte) error {
 		os.Remove(f.Name())
 		return fmt.Errorf("store blob %s: %w", d, err)
 	}
+	s.note(d)
 	return nil
 }
 
@@ -89,6 +177,7 @@ func (s *Store) Adopt(d digest.Digest, file string) error {
 	if err := os.Rename(file, path); err != nil {
 		return fmt.Errorf("store blob %s: %w", d, err)
 	}
+	s.note(d)
 	return nil
 }
 
@@ -130,18 +219,19 @@ func (s *Store) Remove(d digest.Digest) error {
 	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("remove blob %s: %w", d, err)
 	}
+	s.look(d)
 	return nil
 }
 
-// Strays lists the files that keep does not want, leftovers of broken writes
+// Strays lists the files that are not in keep, leftovers of broken writes
 // among them.
-func (s *Store) Strays(keep func(digest.Digest) bool) (names []string, err error) {
+func (s *Store) Strays(keep map[digest.Digest]bool) (names []string, err error) {
 	list, err := os.ReadDir(filepath.Join(s.dir, "sha256"))
 	if err != nil {
 		return nil, fmt.Errorf("list blobs: %w", err)
 	}
 	for _, e := range list {
-		if d := digest.NewDigestFromEncoded(digest.SHA256, e.Name()); d.Validate() != nil || !keep(d) {
+		if d := digest.NewDigestFromEncoded(digest.SHA256, e.Name()); d.Validate() != nil || !keep[d] {
 			names = append(names, e.Name())
 		}
 	}
@@ -149,7 +239,7 @@ func (s *Store) Strays(keep func(digest.Digest) bool) (names []string, err error
 }
 
 // Sweep removes the strays.
-func (s *Store) Sweep(keep func(digest.Digest) bool) error {
+func (s *Store) Sweep(keep map[digest.Digest]bool) error {
 	strays, err := s.Strays(keep)
 	if err != nil {
 		return err
@@ -157,6 +247,26 @@ func (s *Store) Sweep(keep func(digest.Digest) bool) error {
 	for _, name := range strays {
 		if err := os.RemoveAll(filepath.Join(s.dir, "sha256", name)); err != nil {
 			return fmt.Errorf("sweep blobs: %w", err)
+		}
+		s.look(digest.NewDigestFromEncoded(digest.SHA256, name))
+	}
+	return nil
+}
+
+// Drop removes the blobs that are not in keep, as Sweep does, but knows them
+// from memory: what else is in the directory stays.
+func (s *Store) Drop(keep map[digest.Digest]bool) error {
+	var unwanted []digest.Digest
+	s.mu.Lock()
+	for d := range s.known {
+		if !keep[d] {
+			unwanted = append(unwanted, d)
+		}
+	}
+	s.mu.Unlock()
+	for _, d := range unwanted {
+		if err := s.Remove(d); err != nil {
+			return err
 		}
 	}
 	return nil

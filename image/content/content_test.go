@@ -100,7 +100,7 @@ func TestSweepAndAdopt(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(dir, "sha256", ".new-1"), nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if err := s.Sweep(func(d digest.Digest) bool { return d == keep }); err != nil {
+	if err := s.Sweep(map[digest.Digest]bool{keep: true}); err != nil {
 		t.Fatal(err)
 	}
 	list, err := os.ReadDir(filepath.Join(dir, "sha256"))
