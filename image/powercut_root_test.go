@@ -185,3 +185,27 @@ func wholeImage(t *testing.T, r *Record) {
 		}
 	}
 }
+
+// Records that a power cut has torn are written anew at the start that finds them
+// so, from those that were surely on the disk.
+func TestTornRecordsAreWrittenAnew(t *testing.T) {
+	leakcheck.Start(t)
+	reg := newRegistry(t)
+	reg.push("app", "1", gzipLayer(tarOf(t, file{name: "f", body: "x"})))
+	s := open(t, t.TempDir(), nil, reg)
+	mustPull(t, s, reg.ref("app:1"))
+	calm(t, s)
+	s.Close()
+	path := filepath.Join(s.root, refsFile)
+	if err := os.Remove(path); err != nil { // it may be one file with the durable records
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(path, make([]byte, 500), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	s = reopen(t, s)
+	if len(s.List()) != 1 || !readable(s.root) {
+		t.Errorf("%d images, records readable: %v", len(s.List()), readable(s.root))
+	}
+	sound(t, s)
+}

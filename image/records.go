@@ -206,6 +206,15 @@ func (d *disk) saveImages(root string, m images) error {
 	return nil
 }
 
+// readable says whether refs.json itself is there and whole.
+func readable(root string) bool {
+	data, err := os.ReadFile(filepath.Join(root, refsFile))
+	if err == nil {
+		_, err = decodeImages(data)
+	}
+	return err == nil
+}
+
 // loadImages reads the records. After a power cut refs.json may be torn; then
 // the last version that was surely written counts. None at all: no images.
 func loadImages(root string) (images, error) {

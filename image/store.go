@@ -163,7 +163,7 @@ func (s *Store) load(ctx context.Context) (err error) {
 			kept[id] = img
 		}
 	}
-	if _, err := os.Stat(filepath.Join(s.root, refsFile)); err != nil || len(kept) != len(stored) {
+	if !readable(s.root) || len(kept) != len(stored) {
 		if err := s.disk.saveShorter(s.root, kept); err != nil {
 			return err
 		}
