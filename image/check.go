@@ -10,6 +10,10 @@ func CheckPolicy(path string) error {
 	return policy.Check(path)
 }
 
+// CheckPolicies reads a directory as Options.PolicyDir and tells what is wrong with
+// the policies in it.
+func CheckPolicies(dir string) error { return policy.CheckDir(dir) }
+
 // CheckSources reads a directory as Options.RegistriesDir and tells what is wrong
 // with it.
 func CheckSources(dir string) error {

@@ -15,6 +15,8 @@ import (
 	"github.com/opencontainers/go-digest"
 
 	"berth/image/layer"
+
+	"berth/regular"
 )
 
 // layerMeta is layer.json.
@@ -123,7 +125,7 @@ func readMeta(dir string) (layerMeta, error) {
 
 func readRecord(dir string) (layerMeta, error) {
 	var meta layerMeta
-	data, err := os.ReadFile(filepath.Join(dir, "layer.json"))
+	data, err := regular.Read(filepath.Join(dir, "layer.json"), maxRecords)
 	if err != nil {
 		return meta, err
 	}

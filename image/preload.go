@@ -14,6 +14,8 @@ import (
 	"time"
 
 	"golang.org/x/sync/errgroup"
+
+	"berth/regular"
 )
 
 const (
@@ -177,7 +179,7 @@ func (p *preloading) settle(there map[string]bool) error {
 // archive is imported again, which does no harm.
 func (s *Store) loadPreloads() preloads {
 	all := preloads{}
-	data, err := os.ReadFile(filepath.Join(s.root, preloadedFile))
+	data, err := regular.Read(filepath.Join(s.root, preloadedFile), maxRecords)
 	if err != nil || json.Unmarshal(data, &all) != nil || all == nil {
 		return preloads{}
 	}

@@ -43,7 +43,7 @@ func (s *Store) Pull(ctx context.Context, r PullRequest) (string, error) {
 	if _, full := asID(r.Reference); full {
 		return "", fmt.Errorf("%w: %q is an image id; pull by name", ErrInvalidReference, r.Reference)
 	}
-	names, err := s.wantedNames(r.Reference)
+	names, err := within(ctx, func() ([]name, error) { return s.wantedNames(r.Reference) })
 	if err != nil {
 		return "", err
 	}
@@ -96,19 +96,43 @@ func (s *Store) pull(ctx context.Context, j job, c *Credentials, policyFile stri
 	}
 	j.ref, j.sys = ref, s.system()
 	j.open = func(ctx context.Context) (types.ImageSource, error) {
-		from, err := registries.Open(ctx, s.options().registries(), n.named, caller)
+		from, err := within(ctx, func() (*registries.Source, error) {
+			return registries.Open(ctx, s.options().registries(), n.named, caller)
+		})
 		if err != nil {
 			return nil, err
 		}
 		return &remote{Source: from, ref: ref}, nil
 	}
-	if j.policy, err = policy.Read(policyFile); err != nil {
+	if j.policy, err = within(ctx, func() (*policy.Policy, error) { return policy.Read(policyFile) }); err != nil {
 		return "", err
 	}
 	if tag := n.tag(); tag != "" {
 		j.tags = []string{tag}
 	}
 	return s.fetch(ctx, j)
+}
+
+// within waits for what reads the node's files no longer than ctx lasts: a disk
+// that does not answer must not keep a pull that nobody wants. What comes later is
+// forgotten.
+func within[T any](ctx context.Context, read func() (T, error)) (T, error) {
+	type answer struct {
+		value T
+		err   error
+	}
+	done := make(chan answer, 1)
+	go func() {
+		value, err := read()
+		done <- answer{value, err}
+	}()
+	select {
+	case a := <-done:
+		return a.value, a.err
+	case <-ctx.Done():
+		var none T
+		return none, context.Cause(ctx)
+	}
 }
 
 // names says whether the job gives the image this name.

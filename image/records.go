@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"io/fs"
 	"maps"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -16,6 +15,8 @@ import (
 
 	"github.com/opencontainers/go-digest"
 	ispec "github.com/opencontainers/image-spec/specs-go/v1"
+
+	"berth/regular"
 )
 
 // Record is what is known of one image. It is never changed once it is given
@@ -208,19 +209,22 @@ func (d *disk) saveImages(root string, m images) error {
 
 // readable says whether refs.json itself is there and whole.
 func readable(root string) bool {
-	data, err := os.ReadFile(filepath.Join(root, refsFile))
+	data, err := regular.Read(filepath.Join(root, refsFile), maxRecords)
 	if err == nil {
 		_, err = decodeImages(data)
 	}
 	return err == nil
 }
 
+// maxRecords bounds a record file. Those of a hundred thousand images are below it.
+const maxRecords = 1 << 30
+
 // loadImages reads the records. After a power cut refs.json may be torn; then
 // the last version that was surely written counts. None at all: no images.
 func loadImages(root string) (images, error) {
 	var problems []string
 	for _, file := range []string{refsFile, durableFile} {
-		data, err := os.ReadFile(filepath.Join(root, file))
+		data, err := regular.Read(filepath.Join(root, file), maxRecords)
 		if errors.Is(err, fs.ErrNotExist) {
 			continue
 		}

@@ -14,6 +14,8 @@ import (
 
 	"berth/image/content"
 	"berth/image/layer"
+
+	"berth/regular"
 )
 
 // Finding is one thing that is not as it should be.
@@ -236,7 +238,7 @@ func (s *Store) usersOf(n int) (ids []string) {
 func (c *check) rest() {
 	s := c.store
 	s.change.Lock()
-	data, err := os.ReadFile(filepath.Join(s.root, refsFile))
+	data, err := regular.Read(filepath.Join(s.root, refsFile), maxRecords)
 	if err == nil {
 		_, err = decodeImages(data)
 	}

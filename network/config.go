@@ -5,19 +5,19 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"maps"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
-	"syscall"
 	"time"
 
 	"github.com/containernetworking/cni/libcni"
 	"github.com/containernetworking/cni/pkg/utils"
 	"github.com/containernetworking/cni/pkg/version"
+
+	"berth/regular"
 )
 
 // maxConfig bounds one configuration file, in bytes.
@@ -196,7 +196,7 @@ func load(dir string) *loaded {
 // readConfig reads a conflist, or one plugin's configuration, which becomes a
 // conflist of one. It returns the list and its bytes, complete in themselves.
 func readConfig(file string) (*libcni.NetworkConfigList, []byte, error) {
-	data, err := readBounded(file)
+	data, err := regular.Read(file, maxConfig)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -223,27 +223,6 @@ func parseConfig(data []byte, dir string) (*libcni.NetworkConfigList, []byte, er
 	}
 	list, err := parseList(raw)
 	return list, raw, err
-}
-
-func readBounded(file string) ([]byte, error) {
-	f, err := os.OpenFile(file, os.O_RDONLY|syscall.O_NONBLOCK, 0) // a FIFO must not hold up the daemon
-	if err != nil {
-		return nil, err
-	}
-	defer f.Close()
-	if info, err := f.Stat(); err != nil {
-		return nil, err
-	} else if !info.Mode().IsRegular() {
-		return nil, errors.New("not a regular file")
-	}
-	data, err := io.ReadAll(io.LimitReader(f, maxConfig+1))
-	if err != nil {
-		return nil, err
-	}
-	if len(data) > maxConfig {
-		return nil, fmt.Errorf("larger than %d bytes", maxConfig)
-	}
-	return data, nil
 }
 
 // wrapSingle makes a conflist out of one plugin's configuration.
@@ -279,7 +258,7 @@ func inlinePlugins(list map[string]json.RawMessage, dir string) error {
 		return nil // no such files
 	}
 	for _, file := range files { // sorted by name
-		data, err := readBounded(file)
+		data, err := regular.Read(file, maxConfig)
 		if err != nil {
 			return err
 		}

@@ -9,6 +9,8 @@ import (
 	"path/filepath"
 	"strings"
 	"text/template"
+
+	"berth/regular"
 )
 
 // templateFile is the configuration made from Options.Template. Its name sorts
@@ -108,7 +110,7 @@ func parseCIDRs(list string) (templateData, error) {
 
 // render fills the template in and refuses what could not be loaded.
 func render(file, confDir string, data templateData) ([]byte, error) {
-	text, err := readBounded(file)
+	text, err := regular.Read(file, maxConfig)
 	if err != nil {
 		return nil, err
 	}

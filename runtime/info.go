@@ -77,17 +77,33 @@ func (s *Service) statusInfo() map[string]string {
 	}
 	put("hostports", s.HostPorts.Describe())
 	put("host", s.hostInfo())
-	running := []string{}
-	for _, o := range s.operations.Running() {
-		running = append(running, fmt.Sprintf("%s %s: %s", o.Verb, o.Object, o.Where()))
-	}
-	put("operations", running)
+	put("operations", s.runningOperations())
 	put("events", s.events.counts())
 	put("restore", s.beginning.info())
 	if possible := s.checkpoints.Load(); possible != nil {
 		put("checkpoint", *possible)
 	}
 	return info
+}
+
+func (s *Service) runningOperations() []string {
+	running := []string{}
+	for _, o := range s.operations.Running() {
+		running = append(running, fmt.Sprintf("%s %s: %s", o.Verb, o.Object, o.Where()))
+	}
+	return running
+}
+
+// Running names the operations, pulls and imports that have not ended, and where
+// each is. From memory.
+func (s *Service) Running() []string {
+	running := s.runningOperations()
+	for _, p := range s.Images.Progress() {
+		if p.Ended.IsZero() {
+			running = append(running, fmt.Sprintf("%s %s: %s", p.Op, p.Image, p.Stage))
+		}
+	}
+	return running
 }
 
 // hostFacts is what of a request this node can do, as an operator sees it.

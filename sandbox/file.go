@@ -6,10 +6,11 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"path/filepath"
 	"syscall"
+
+	"berth/regular"
 )
 
 // recordVersion is raised when an older berth could misread a record.
@@ -118,17 +119,9 @@ func (osDisk) SyncDir(name string) error {
 const maxRecord = 256 << 20
 
 func readRecord(path string, record any) error {
-	f, err := os.Open(path)
+	b, err := regular.Read(path, maxRecord)
 	if err != nil {
 		return err
-	}
-	defer f.Close()
-	b, err := io.ReadAll(io.LimitReader(f, maxRecord+1))
-	if err != nil {
-		return err
-	}
-	if len(b) > maxRecord {
-		return fmt.Errorf("%w: larger than %d bytes", errTorn, maxRecord)
 	}
 	return unseal(b, record)
 }

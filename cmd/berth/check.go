@@ -1,13 +1,11 @@
 package main
 
 import (
-	"crypto/tls"
 	"errors"
 	"fmt"
 	"maps"
 	"net"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 
@@ -19,10 +17,9 @@ import (
 	"berth/runtime/exporter"
 	"berth/runtime/nri"
 	"berth/runtime/resolve"
-)
 
-// maxNamedFile bounds a file that the configuration names.
-const maxNamedFile = 16 << 20
+	"berth/regular"
+)
 
 // checkNode finds what the node, or the owner of a key's meaning, has against a
 // configuration: names nobody knows, files that are not there or hold nonsense.
@@ -92,14 +89,8 @@ func checkFiles(c config.Config, refuse func(string, error)) {
 
 // readable hands a regular file to its reader; a FIFO would hold it up.
 func readable(path string, read func(string) error) error {
-	info, err := os.Stat(path)
-	switch {
-	case err != nil:
+	if err := regular.Check(path, regular.Most); err != nil {
 		return err
-	case !info.Mode().IsRegular():
-		return fmt.Errorf("%s is no regular file", path)
-	case info.Size() > maxNamedFile:
-		return fmt.Errorf("%s has %d bytes, more than %d", path, info.Size(), maxNamedFile)
 	}
 	return read(path)
 }
@@ -131,8 +122,7 @@ func checkDirectories(c config.Config, refuse func(string, error)) {
 	one("nri.plugin_config_path", c.NRI.PluginConfigPath)
 	one("nri.socket_path", filepath.Dir(c.NRI.SocketPath))
 	if c.Image.PolicyDir != "" { // where it is missing, policies might be
-		_, err := os.ReadDir(c.Image.PolicyDir)
-		refuse("image.policy_dir", err)
+		refuse("image.policy_dir", image.CheckPolicies(c.Image.PolicyDir))
 	}
 	if c.Image.RegistriesDir != "" {
 		refuse("image.registries_dir", image.CheckSources(c.Image.RegistriesDir))
@@ -149,12 +139,11 @@ func checkStreams(c config.Streaming, refuse func(string, error)) {
 	if c.TLSCert == "" {
 		return
 	}
-	nothing := func(string) error { return nil }
-	cert, key := readable(c.TLSCert, nothing), readable(c.TLSKey, nothing)
+	cert, key := regular.Check(c.TLSCert, regular.Most), regular.Check(c.TLSKey, regular.Most)
 	refuse("streaming.tls_cert", cert)
 	refuse("streaming.tls_key", key)
 	if cert == nil && key == nil {
-		_, err := tls.LoadX509KeyPair(c.TLSCert, c.TLSKey)
+		_, err := regular.KeyPair(c.TLSCert, c.TLSKey)
 		refuse("streaming.tls_cert", err)
 	}
 }
@@ -181,7 +170,7 @@ func checkMetrics(c config.Metrics, refuse func(string, error)) {
 func checkHandlers(c config.Config, refuse func(string, error)) {
 	for _, name := range slices.Sorted(maps.Keys(c.Runtime.Handlers)) {
 		h := c.Runtime.Handlers[name]
-		_, err := exec.LookPath(h.Path)
+		_, err := program(h.Path)
 		refuse(config.HandlerKey(name, "path"), err)
 		if h.BaseSpec != "" {
 			refuse(config.HandlerKey(name, "base_spec"), readable(h.BaseSpec, func(path string) error {

@@ -16,6 +16,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sirupsen/logrus"
+
 	"berth/runtime/config"
 )
 
@@ -43,6 +45,11 @@ func makeNodeFiles(t *testing.T) nodeFiles {
 	for _, err := range []error{
 		os.Chmod(n.path("monitor"), 0o700), os.Chmod(n.path("runc"), 0o700), syscall.Mkfifo(n.path("fifo"), 0o600),
 		os.MkdirAll(n.path("plugins/good"), 0o755), os.WriteFile(n.path("plugins/10-good"), nil, 0o700), os.WriteFile(n.path("plugins/notes"), nil, 0o600),
+		os.MkdirAll(n.path("waiting/a.example"), 0o755), syscall.Mkfifo(n.path("waiting/a.example/hosts.toml"), 0o600), syscall.Mkfifo(n.path("waiting/x.yaml"), 0o600),
+		syscall.Mkfifo(n.path("waiting/ns.json"), 0o600), syscall.Mkfifo(n.path("waiting/runc"), 0o700),
+		os.MkdirAll(n.path("policies"), 0o755), os.Symlink("../policy.json", n.path("policies/default.json")),
+		os.MkdirAll(n.path("broken"), 0o755), os.Symlink("../plain", n.path("broken/ns.json")),
+		os.MkdirAll(n.path("dropin.conf.d"), 0o755), os.Link(n.path("registries.conf"), n.path("dropin.conf")), syscall.Mkfifo(n.path("dropin.conf.d/x.conf"), 0o600),
 		os.MkdirAll(n.path("misnamed"), 0o755), os.WriteFile(n.path("misnamed/logger"), nil, 0o700),
 		os.MkdirAll(n.path("lib"), 0o755), os.Symlink(n.path("lib"), n.path("link")), os.Symlink("/var", n.path("var")), os.Symlink(".", n.path("here")),
 	} {
@@ -115,6 +122,19 @@ func TestCheckLooksAtTheNode(t *testing.T) {
 		{"cni.conf_template", "@net.tmpl", "@fifo", "is no regular file"},
 		{"image.registries_conf", "@registries.conf", "@plain", "plain"},
 		{"image.registries_conf", "@registries.conf", "@none", "no such file"},
+		{"image.registries_conf", "@registries.conf", "@fifo", "is no regular file"},
+		{"image.registries_conf", "@registries.conf", "@dropin.conf", "dropin.conf.d/x.conf is no regular file"},
+		{"image.auth_file", "@auth.json", "@fifo", "is no regular file"},
+		{"image.hosts_dir", "@plugins", "@waiting", "hosts.toml is no regular file"},
+		{"image.registries_dir", "@plugins", "@waiting", "x.yaml is no regular file"},
+		{"image.policy", "@policy.json", "'/proc/kmsg'", "/proc/kmsg is no regular file"},
+		{"image.policy", "@policy.json", "'/dev/zero'", "/dev/zero is no regular file"},
+		{"image.policy_dir", "@policies", "@broken", "broken/ns.json"},
+		{"image.policy_dir", "@policies", "@waiting", "waiting/ns.json is no regular file"},
+		{"runtime.handlers.x.path", "@runc", "@waiting/runc", "is no regular file"},
+		{"runtime.handlers.x.base_spec", "@spec.json\nruntime.handlers.x.path = 'sh'", "@fifo\nruntime.handlers.x.path = 'sh'", "is no regular file"},
+		{"streaming.tls_cert", "@a.crt\nstreaming.tls_key = @a.key", "@fifo\nstreaming.tls_key = @a.key", "is no regular file"},
+		{"monitor", "@monitor", "@waiting/runc", "is no regular file"},
 		{"image.policy", "@policy.json", "@plain", "plain"},
 		{"image.policy", "@policy.json", "@none", "no such file"},
 		{"image.policy", "@policy.json", "@fifo", "is no regular file"},
@@ -210,5 +230,40 @@ func TestConfigCheckPrintsLines(t *testing.T) {
 	}
 	if err := c.Execute(); err != nil || out.String() != file+": ok\n" {
 		t.Errorf("a right file: %v, %q", err, out.String())
+	}
+}
+
+// The file itself and its drop-ins may be FIFOs and devices too: that is an error
+// with the name, not a wait.
+func TestConfigIsARegularFile(t *testing.T) {
+	n := makeNodeFiles(t)
+	main := n.path("config.toml")
+	for _, err := range []error{
+		os.WriteFile(main, []byte(n.base), 0o600), os.Mkdir(main+".d", 0o700), syscall.Mkfifo(main+".d/10-x.toml", 0o600),
+	} {
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	for file, named := range map[string]string{main: main + ".d/10-x.toml", n.path("fifo"): n.path("fifo"), "/dev/zero": "/dev/zero"} {
+		if _, err := load(file); err == nil || !strings.Contains(err.Error(), named+" is no regular file") {
+			t.Errorf("%s: %v", file, err)
+		}
+	}
+}
+
+// A daemon that ends by force says what held it.
+func TestForcedEndNamesWhatRuns(t *testing.T) {
+	for want, running := range map[string][]string{
+		"pull a.example/b:1: resolving; remove c1: umount": {"pull a.example/b:1: resolving", "remove c1: umount"},
+		"no operation and no pull":                         nil,
+	} {
+		var out bytes.Buffer
+		log := logrus.New()
+		log.SetOutput(&out)
+		tellHeld(logrus.NewEntry(log), running)
+		if !strings.Contains(out.String(), `running="`+want+`"`) {
+			t.Errorf("%v: logged %s", running, out.String())
+		}
 	}
 }

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"os"
@@ -16,6 +17,8 @@ import (
 	"berth/oci/spec"
 	"berth/runtime"
 	"berth/runtime/config"
+
+	"berth/regular"
 )
 
 // handlers finds or starts the monitor and puts a driver over each configured
@@ -60,7 +63,11 @@ func (d *assembled) handlers(ctx context.Context, cfg config.Config, log *logrus
 func openHandlers(cfg config.Config, client *monitor.Client, parts *runtime.Parts) error {
 	parts.Handlers, parts.BaseSpecs = map[string]oci.Runtime{}, map[string]*rspec.Spec{}
 	for name, h := range cfg.Runtime.Handlers {
-		rt, err := runc.New(runc.Options{Binary: h.Path, Root: filepath.Join(cfg.State, "runc", name), Monitor: client})
+		binary, err := program(h.Path)
+		if err != nil {
+			return fmt.Errorf("key %q: find OCI runtime: %w", config.HandlerKey(name, "path"), err)
+		}
+		rt, err := runc.New(runc.Options{Binary: binary, Root: filepath.Join(cfg.State, "runc", name), Monitor: client})
 		if err != nil {
 			return fmt.Errorf("key %q: %w", config.HandlerKey(name, "path"), err)
 		}
@@ -76,7 +83,7 @@ func openHandlers(cfg config.Config, client *monitor.Client, parts *runtime.Part
 }
 
 func readBaseSpec(path string) (*rspec.Spec, error) {
-	data, err := os.ReadFile(path)
+	data, err := regular.Read(path, regular.Most)
 	if err != nil {
 		return nil, err
 	}
@@ -124,8 +131,20 @@ func monitorBinary(cfg config.Config) (string, error) {
 		}
 		path = filepath.Join(filepath.Dir(self), "berth-monitor")
 	}
-	if _, err := exec.LookPath(path); err != nil {
+	if _, err := program(path); err != nil {
 		return "", fmt.Errorf("find berth-monitor: %w", err)
+	}
+	return path, nil
+}
+
+// program finds an executable that is a file, for a FIFO may have the mode of one.
+func program(name string) (string, error) {
+	path, err := exec.LookPath(name)
+	if err != nil {
+		return "", err
+	}
+	if info, err := os.Stat(path); err != nil || !info.Mode().IsRegular() {
+		return "", cmp.Or(err, fmt.Errorf("%s is no regular file", path))
 	}
 	return path, nil
 }

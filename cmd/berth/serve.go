@@ -1,12 +1,14 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"os"
 	"os/signal"
 	"path/filepath"
+	"strings"
 	"syscall"
 	"time"
 
@@ -241,7 +243,7 @@ func (d *assembled) run(ctx context.Context, cfg config.Config, log *logrus.Entr
 	case <-ctx.Done():
 	}
 	log.Info("stopping; containers go on")
-	endAnyway(log)
+	endAnyway(log, d.service.Running)
 	logError(log, d.notify("STOPPING=1"))
 	patience, cancel := context.WithTimeout(context.Background(), stopPatience)
 	defer cancel()
@@ -255,11 +257,17 @@ func (d *assembled) run(ctx context.Context, cfg config.Config, log *logrus.Entr
 
 // endAnyway ends the process when something does not let it end: every record is
 // on the disk, and the next daemon goes on from there.
-func endAnyway(log *logrus.Entry) {
+func endAnyway(log *logrus.Entry, running func() []string) {
 	time.AfterFunc(stopPatience+replyPatience+closePatience, func() {
-		log.Error("the daemon cannot be closed, so it just ends")
+		tellHeld(log, running())
 		os.Exit(1)
 	})
+}
+
+// tellHeld logs what keeps the daemon from being closed.
+func tellHeld(log *logrus.Entry, running []string) {
+	held := cmp.Or(strings.Join(running, "; "), "no operation and no pull")
+	log.WithField("running", held).Error("the daemon cannot be closed, so it just ends")
 }
 
 // serveMetrics lets Prometheus scrape, where an address is configured.

@@ -15,6 +15,8 @@ import (
 
 	"berth/runtime/config"
 	"berth/runtime/streaming"
+
+	"berth/regular"
 )
 
 // certificate is a key pair that is read again when its files have changed.
@@ -28,7 +30,7 @@ func (c *certificate) reload() error {
 	if c == nil {
 		return nil
 	}
-	pair, err := tls.LoadX509KeyPair(c.cert, c.key)
+	pair, err := regular.KeyPair(c.cert, c.key)
 	if err != nil {
 		return fmt.Errorf("keys \"streaming.tls_cert\" and \"streaming.tls_key\": %w", err)
 	}

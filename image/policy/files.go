@@ -15,6 +15,8 @@ import (
 	"syscall"
 
 	"go.podman.io/image/v5/signature"
+
+	"berth/regular"
 )
 
 // ErrRefused means that the policy does not admit an image, or that there is no
@@ -64,7 +66,7 @@ func Read(file string) (*Policy, error) {
 	if file == "" {
 		return nil, nil
 	}
-	data, err := readFile(file)
+	data, err := regular.Read(file, regular.Most)
 	if err != nil {
 		return nil, fmt.Errorf("%w: read policy: %w", ErrRefused, err)
 	}
@@ -82,25 +84,13 @@ func Read(file string) (*Policy, error) {
 	return p, nil
 }
 
-// readFile reads a regular file; it never waits for the writer of a FIFO.
-func readFile(file string) ([]byte, error) {
-	info, err := os.Stat(file)
-	if err != nil {
-		return nil, err
-	}
-	if !info.Mode().IsRegular() {
-		return nil, fmt.Errorf("%s is no regular file", file)
-	}
-	return os.ReadFile(file)
-}
-
 // sumOf covers a policy and the files it names: a verdict lasts only as long as
 // all of them.
 func sumOf(data []byte, files []string) (sum [sha256.Size]byte) {
 	h := sha256.New()
 	h.Write(data)
 	for _, path := range files {
-		content, err := readFile(path)
+		content, err := regular.Read(path, regular.Most)
 		fmt.Fprintf(h, "\x00%s\x00%d\x00%v\x00", path, len(content), err)
 		h.Write(content)
 	}
@@ -148,9 +138,24 @@ func Check(file string) error {
 		return err
 	}
 	for _, path := range p.files {
-		if _, err := readFile(path); err != nil {
+		if _, err := regular.Read(path, regular.Most); err != nil {
 			return fmt.Errorf("%w: policy %s: %w", ErrRefused, file, err)
 		}
 	}
 	return nil
+}
+
+// CheckDir reads every policy of a directory as Check does.
+func CheckDir(dir string) error {
+	list, err := os.ReadDir(dir)
+	if err != nil {
+		return err
+	}
+	var all []error
+	for _, item := range list {
+		if name := item.Name(); filepath.Ext(name) == ".json" {
+			all = append(all, Check(filepath.Join(dir, name)))
+		}
+	}
+	return errors.Join(all...)
 }

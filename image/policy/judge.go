@@ -2,6 +2,7 @@ package policy
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -13,6 +14,8 @@ import (
 	"go.podman.io/image/v5/image"
 	"go.podman.io/image/v5/signature"
 	"go.podman.io/image/v5/types"
+
+	"berth/regular"
 )
 
 // Manifest is a manifest or an index with its signatures.
@@ -58,6 +61,11 @@ func (p *Policy) AdmitName(ctx context.Context, s Subject) error {
 }
 
 func (p *Policy) admit(ctx context.Context, s Subject, rules *signature.Policy) error {
+	for _, path := range p.files { // the library would wait for the writer of a FIFO
+		if err := regular.Check(path, regular.Most); errors.Is(err, regular.ErrNot) {
+			return fmt.Errorf("%w: policy %s: %w", ErrRefused, p.file, err)
+		}
+	}
 	var reasons []string
 	for _, m := range s.Manifests {
 		reason, err := m.ask(ctx, s, rules)

@@ -13,6 +13,8 @@ import (
 	"go.podman.io/image/v5/docker/policyconfiguration"
 	"go.podman.io/image/v5/docker/reference"
 	"go.yaml.in/yaml/v3"
+
+	"berth/regular"
 )
 
 // Source is where the signatures of a repository's images are.
@@ -91,7 +93,7 @@ func ReadSources(dir string) (*Sources, error) {
 }
 
 func (s *Sources) read(file string) error {
-	data, err := readFile(file)
+	data, err := regular.Read(file, regular.Most)
 	if err != nil {
 		return err
 	}

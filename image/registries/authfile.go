@@ -7,12 +7,13 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"os"
 	"os/exec"
 	"strings"
 	"time"
 
 	"go.podman.io/image/v5/pkg/sysregistriesv2"
+
+	"berth/regular"
 )
 
 // authFile is containers-auth.json(5), with docker's credsStore.
@@ -30,7 +31,7 @@ type authFile struct {
 
 // readAuthFile reads the file, which must be there.
 func readAuthFile(path string) (*authFile, error) {
-	data, err := os.ReadFile(path)
+	data, err := regular.Read(path, regular.Most)
 	if err != nil {
 		return nil, fmt.Errorf("%w: read auth file: %w", ErrConfig, err)
 	}

@@ -9,6 +9,8 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+
+	"berth/regular"
 )
 
 // tlsFiles are what a configuration names besides certs.d.
@@ -105,7 +107,7 @@ func (f *tlsFiles) scan(dir string) error {
 
 func (f *tlsFiles) load(conf *tls.Config) error {
 	for _, path := range f.authorities {
-		data, err := os.ReadFile(path)
+		data, err := regular.Read(path, regular.Most)
 		if err != nil {
 			return fmt.Errorf("read certificate authority: %w", err)
 		}
@@ -119,7 +121,7 @@ func (f *tlsFiles) load(conf *tls.Config) error {
 		}
 	}
 	for _, pair := range f.pairs {
-		cert, err := tls.LoadX509KeyPair(pair[0], pair[1])
+		cert, err := regular.KeyPair(pair[0], pair[1])
 		if err != nil {
 			return fmt.Errorf("read client certificate %s: %w", pair[0], err)
 		}

@@ -9,6 +9,8 @@ import (
 	"path/filepath"
 	"strings"
 	"syscall"
+
+	"berth/regular"
 )
 
 // CheckConf reads a file as Config.RegistriesConf, with its drop-ins.
@@ -35,7 +37,7 @@ func CheckHosts(dir string) error {
 	var all []error
 	for _, item := range list {
 		file := filepath.Join(dir, item.Name(), "hosts.toml")
-		data, err := os.ReadFile(file)
+		data, err := regular.Read(file, regular.Most)
 		if errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENOTDIR) {
 			continue
 		}

@@ -1,11 +1,17 @@
 package registries
 
 import (
+	"errors"
 	"fmt"
+	"os"
+	"path/filepath"
 	"time"
 
 	"go.podman.io/image/v5/pkg/sysregistriesv2"
 	"go.podman.io/image/v5/types"
+	"go.podman.io/storage/pkg/configfile"
+
+	"berth/regular"
 )
 
 // Config says where a node's configuration of registries is. The zero value of
@@ -50,9 +56,40 @@ func (c Config) system() *types.SystemContext {
 
 // reload reads registries.conf anew. The library would keep what it read first.
 func (c Config) reload() (*types.SystemContext, error) {
+	if err := c.checkFiles(); err != nil {
+		return nil, fmt.Errorf("%w: read registries.conf: %w", ErrConfig, err)
+	}
 	sys := c.system()
 	if _, err := sysregistriesv2.TryUpdatingCache(sys); err != nil {
 		return nil, fmt.Errorf("%w: %v", ErrConfig, err)
 	}
 	return sys, nil
+}
+
+// checkFiles refuses files for which the library would wait, with all that wait for
+// the library. Whether they are there, and what they say, is for the library.
+func (c Config) checkFiles() error {
+	sys := c.system()
+	paths, err := configfile.GetSearchPaths(&configfile.File{
+		Name: "registries", Extension: "conf", EnvironmentName: "CONTAINERS_REGISTRIES_CONF",
+		CustomConfigFilePath: sys.SystemRegistriesConfPath, CustomConfigFileDropInDirectory: sys.SystemRegistriesConfDirPath,
+	})
+	if err != nil {
+		return err
+	}
+	files := append(paths.MainFiles, paths.ExtraOverrideFile)
+	for _, dir := range paths.DropInDirectories {
+		list, _ := os.ReadDir(dir)
+		for _, item := range list {
+			if !item.IsDir() && filepath.Ext(item.Name()) == ".conf" {
+				files = append(files, filepath.Join(dir, item.Name()))
+			}
+		}
+	}
+	for _, file := range files {
+		if err := regular.Check(file, regular.Most); errors.Is(err, regular.ErrNot) {
+			return err
+		}
+	}
+	return nil
 }

@@ -16,6 +16,8 @@ import (
 	"github.com/pelletier/go-toml/v2"
 	"github.com/pelletier/go-toml/v2/unstable"
 	"go.podman.io/image/v5/docker/reference"
+
+	"berth/regular"
 )
 
 // hostsFile is a hosts.toml of containerd's.
@@ -67,7 +69,7 @@ func (c Config) hostsFor(host string) (*hostsFile, error) {
 			continue
 		}
 		file := filepath.Join(dir, "hosts.toml")
-		data, err := os.ReadFile(file)
+		data, err := regular.Read(file, regular.Most)
 		if errors.Is(err, fs.ErrNotExist) {
 			return nil, nil // certificates only, see certsDirs
 		}

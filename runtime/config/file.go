@@ -10,6 +10,8 @@ import (
 	"strings"
 
 	"github.com/pelletier/go-toml/v2"
+
+	"berth/regular"
 )
 
 // File is a configuration and where its values are from.
@@ -71,7 +73,7 @@ func filesOf(path string) ([]string, error) {
 
 // merge puts one file's values over those of the files before.
 func (f *File) merge(name string) error {
-	text, err := os.ReadFile(name)
+	text, err := regular.Read(name, regular.Most)
 	if err != nil {
 		return fmt.Errorf("read configuration: %w", err)
 	}
