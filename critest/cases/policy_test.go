@@ -68,11 +68,11 @@ func startPoliced(t *testing.T) policed {
 		}
 	}
 	p.want("policy.json", p.key.Public)
-	p.write("namespaces/broken.json", []byte("{"))
 	p.write("namespaces/closed.json", []byte(`{"default": [{"type": "reject"}]}`))
 	p.write("registries.d/mirror.yaml", []byte("docker:\n  "+reg.Addr()+":\n    use-sigstore-attachments: true\n"))
 	p.env = start(t, node.Options{Settings: map[string]string{"image": fmt.Sprintf("policy = %q\npolicy_dir = %q\nregistries_dir = %q",
 		p.dir+"/policy.json", p.dir+"/namespaces", p.dir+"/registries.d")}})
+	p.write("namespaces/broken.json", []byte("{")) // a start would be refused
 	p.config = p.sandbox()
 	p.pod = p.run(p.config)
 	return p
