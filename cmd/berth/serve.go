@@ -91,32 +91,6 @@ func setLevel(name string) {
 	}
 }
 
-// prepare makes the daemon's directories and takes its lock on them.
-func prepare(cfg config.Config) (unlock func(), err error) {
-	for _, dir := range []string{cfg.Root, cfg.State} {
-		if err := os.MkdirAll(dir, 0o711); err != nil {
-			return nil, fmt.Errorf("make directory: %w", err)
-		}
-		if err := os.Chmod(dir, 0o711); err != nil {
-			return nil, fmt.Errorf("set mode of directory: %w", err)
-		}
-	}
-	path := filepath.Join(cfg.Root, "lock")
-	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
-	if err != nil {
-		return nil, fmt.Errorf("open lock: %w", err)
-	}
-	if err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
-		owner := make([]byte, 32)
-		n, _ := f.Read(owner)
-		_ = f.Close()
-		return nil, fmt.Errorf("root %s: another berth daemon uses it, pid %s: %w", cfg.Root, owner[:n], err)
-	}
-	_ = f.Truncate(0)
-	_, _ = fmt.Fprintf(f, "%d", os.Getpid())
-	return func() { _ = f.Close() }, nil
-}
-
 // parts of a daemon that must be closed, last first.
 type assembled struct {
 	service     *runtime.Service

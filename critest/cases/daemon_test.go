@@ -41,6 +41,7 @@ func TestDaemonAlone(t *testing.T) {
 	if code == 0 || !strings.Contains(out, e.Root()) {
 		t.Errorf("a second daemon: exit code %d, %q; want a refusal that names %s", code, out, e.Root())
 	}
+	e.refusesAnotherRoot()
 	socket, err := os.Stat(e.Socket)
 	if err != nil || socket.Mode().Perm() != 0o660 || socket.Sys().(*syscall.Stat_t).Uid != 0 {
 		t.Errorf("the socket is %v (%v), want mode 0660 of root", socket, err)
@@ -68,6 +69,37 @@ func TestDaemonAlone(t *testing.T) {
 	}
 	if s := e.status(id); s.GetState() != cri.ContainerState_CONTAINER_RUNNING {
 		t.Errorf("the container is %s, want running", s.GetState())
+	}
+}
+
+// refusesAnotherRoot starts a daemon with the same state directory and another
+// root, for which all pods would be leftovers, beside the running one and
+// without it. A root that was moved is no other.
+func (e *env) refusesAnotherRoot() {
+	e.Helper()
+	text, err := os.ReadFile(filepath.Join(e.Dir, "config.toml"))
+	if err != nil {
+		e.Fatal(err)
+	}
+	other := filepath.Join(e.TempDir(), "root")
+	file := filepath.Join(e.TempDir(), "other.toml")
+	changed := strings.NewReplacer(e.Root(), other, e.Socket, e.Socket+"2").Replace(string(text))
+	if err := os.WriteFile(file, []byte(changed), 0o600); err != nil {
+		e.Fatal(err)
+	}
+	refused := func(when string) {
+		out, code := e.berth("serve", "--config", file)
+		if code == 0 || !strings.Contains(out, e.State()) {
+			e.Errorf("a daemon with another root %s: exit code %d, %q; want a refusal that names %s", when, code, out, e.State())
+		}
+	}
+	refused("beside the first")
+	if err := e.Terminate(); err != nil {
+		e.Fatal(err)
+	}
+	refused("after the first")
+	if err := e.Launch(e.ctx); err != nil {
+		e.Fatal(err)
 	}
 }
 

@@ -1,0 +1,116 @@
+package main
+
+import (
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+
+	"berth/runtime/config"
+)
+
+// prepare makes the daemon's directories and takes its locks on them. What is in
+// the state directory is of the pods of one root; to a daemon of another it
+// would be leftovers.
+func prepare(cfg config.Config) (unlock func(), err error) {
+	var locks []*os.File
+	unlock = func() {
+		for _, f := range locks {
+			_ = f.Close()
+		}
+	}
+	for _, dir := range []string{cfg.Root, cfg.State} {
+		if err = makeDir(dir); err == nil {
+			var f *os.File
+			if f, err = lock(dir); err == nil {
+				locks = append(locks, f)
+			}
+		}
+		if err != nil {
+			unlock()
+			return nil, err
+		}
+	}
+	if err := claim(cfg.Root, cfg.State); err != nil {
+		unlock()
+		return nil, err
+	}
+	return unlock, nil
+}
+
+func makeDir(dir string) error {
+	if err := os.MkdirAll(dir, 0o711); err != nil {
+		return fmt.Errorf("make directory: %w", err)
+	}
+	if err := os.Chmod(dir, 0o711); err != nil {
+		return fmt.Errorf("set mode of directory: %w", err)
+	}
+	return nil
+}
+
+// lock takes the lock of a directory, which the file returned holds.
+func lock(dir string) (*os.File, error) {
+	f, err := os.OpenFile(filepath.Join(dir, "lock"), os.O_RDWR|os.O_CREATE|syscall.O_NONBLOCK, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("open lock: %w", err)
+	}
+	if err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
+		owner := make([]byte, 32)
+		n, _ := f.Read(owner)
+		_ = f.Close()
+		return nil, fmt.Errorf("%s: another berth daemon uses it, pid %s: %w", dir, owner[:n], err)
+	}
+	_ = f.Truncate(0)
+	_, _ = fmt.Fprintf(f, "%d", os.Getpid())
+	return f, nil
+}
+
+// claim marks the state directory as that of root, or refuses one that has the
+// mark of another. A root keeps its id wherever it is moved to.
+func claim(root, state string) error {
+	id, err := rootID(filepath.Join(root, "id"))
+	if err != nil {
+		return err
+	}
+	path := filepath.Join(state, "root")
+	mark, err := os.ReadFile(path)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("read whose state %s is: %w", state, err)
+	}
+	if owner, of, ok := strings.Cut(string(mark), " "); ok && owner != id {
+		return fmt.Errorf("state %s has the pods of another root, %s: root %s needs a state of its own (when the other has gone for good, end its pods and remove %s)", state, of, root, path)
+	}
+	if want := id + " " + root; string(mark) != want { // a full disk does not keep a daemon from starting again
+		return replace(path, want)
+	}
+	return nil
+}
+
+// rootID reads a root's id and makes one where there is none.
+func rootID(path string) (string, error) {
+	data, err := os.ReadFile(path)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return "", fmt.Errorf("read id of root: %w", err)
+	}
+	if len(data) > 0 {
+		return string(data), nil
+	}
+	id := rand.Text()
+	return id, replace(path, id)
+}
+
+// replace writes a small file whole or not at all.
+func replace(path, text string) error {
+	temp := path + ".new"
+	if err := os.WriteFile(temp, []byte(text), 0o600); err != nil {
+		return fmt.Errorf("write %s: %w", path, err)
+	}
+	if err := os.Rename(temp, path); err != nil {
+		return fmt.Errorf("write %s: %w", path, err)
+	}
+	return nil
+}
