@@ -27,7 +27,9 @@
 // Files below Root:
 //
 //	refs.json            every image: names, digests, layers (written aside, renamed)
-//	refs.durable.json    a second name of the last refs.json that is surely on disk
+//	refs.durable.json    a copy of the last refs.json that is surely on disk, or on a
+//	                     full disk a second name of it
+//	refs.json.broken     the last refs.json that a start could not read
 //	refs.reserve         room for the records of a removal on a full disk
 //	preloaded.json       archives of a preload directory that were imported
 //	blobs/sha256/<hex>   manifests and configs

@@ -1,11 +1,14 @@
 package image
 
 import (
+	"bytes"
+	"os"
 	"path/filepath"
 	"sync"
 	"time"
 
 	"berth/image/layer"
+	"berth/regular"
 )
 
 // durability follows changes to the disk: sync the filesystem, then say so in
@@ -22,7 +25,7 @@ type durability struct {
 func startDurability(s *Store) *durability {
 	d := &durability{store: s, wanted: make(chan struct{}, 1), stop: make(chan struct{}), done: make(chan struct{})}
 	go d.run()
-	if len(s.layers.pending()) > 0 {
+	if len(s.layers.pending()) > 0 || !haveCopy(s.root) {
 		d.kick()
 	}
 	return d
@@ -58,7 +61,7 @@ func (d *durability) sync() error {
 	pending, fresh := d.store.layers.pending(), d.store.blobs.Fresh()
 	next := filepath.Join(root, syncedFile)
 	_ = disk.removeAll(next)
-	linkErr := disk.link(filepath.Join(root, refsFile), next)
+	copyErr := disk.copyRefs(root, next)
 	if err := layer.SyncFS(root); err != nil {
 		return err
 	}
@@ -73,8 +76,8 @@ func (d *durability) sync() error {
 			return err
 		}
 	}
-	if linkErr != nil {
-		return linkErr
+	if copyErr != nil {
+		return copyErr
 	}
 	if err := disk.rename(next, filepath.Join(root, durableFile)); err != nil {
 		return err
@@ -90,6 +93,35 @@ func (d *durability) sync() error {
 	defer d.store.change.Unlock()
 	d.store.publish()
 	return nil
+}
+
+// copyRefs makes a copy of refs.json, so that damage to the one leaves the other; on
+// a full disk only a second name, until a later round finds room.
+func (d *disk) copyRefs(root, to string) error {
+	refs := filepath.Join(root, refsFile)
+	data, err := regular.Read(refs, maxRecords)
+	if err == nil {
+		err = d.write(to, data)
+	}
+	if full(err) {
+		err = d.link(refs, to)
+	}
+	return err
+}
+
+// haveCopy says whether the durable version is a whole copy of refs.json.
+func haveCopy(root string) bool {
+	a, err := regular.Read(filepath.Join(root, refsFile), maxRecords)
+	if err != nil {
+		return false
+	}
+	b, err := regular.Read(filepath.Join(root, durableFile), maxRecords)
+	if err != nil || !bytes.Equal(a, b) {
+		return false
+	}
+	one, errA := os.Stat(filepath.Join(root, refsFile))
+	other, errB := os.Stat(filepath.Join(root, durableFile))
+	return errA == nil && errB == nil && !os.SameFile(one, other)
 }
 
 // close does not wait for a slow disk: what is not marked by then is marked

@@ -130,13 +130,27 @@ func TestTornRecords(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			os.Remove(path) // it shares its bytes with the synced version
-			if err := os.WriteFile(path, spoil(data), 0o600); err != nil {
+			torn := spoil(data)
+			if err := os.WriteFile(path, torn, 0o600); err != nil {
 				t.Fatal(err)
 			}
 			s = reopen(t, s)
 			if _, err := s.Resolve(id); err != nil {
 				t.Errorf("the synced records were not used: %v", err)
+			}
+			aside := filepath.Join(s.root, brokenFile)
+			if said := s.Recovered(); !strings.Contains(said, path+": ") || !strings.Contains(said, aside) || !strings.Contains(said, durableFile) {
+				t.Errorf("said of the broken records: %q", said)
+			}
+			if kept, err := os.ReadFile(aside); err != nil || !bytes.Equal(kept, torn) {
+				t.Errorf("what was broken is kept: %d bytes, %v", len(kept), err)
+			}
+			d, err := s.DiskUsage(t.Context())
+			if err != nil || d.Unknown.Bytes != 0 {
+				t.Errorf("what is kept counts as unknown: %+v, %v", d, err)
+			}
+			if s = reopen(t, s); s.Recovered() != "" {
+				t.Errorf("said again: %q", s.Recovered())
 			}
 		})
 	}
@@ -149,6 +163,53 @@ func TestTornRecords(t *testing.T) {
 	if _, err := Open(t.Context(), *s.options()); err == nil || !strings.Contains(err.Error(), "version 99") {
 		t.Errorf("records of a later version: %v", err)
 	}
+}
+
+// No copy of the records can be read: the start is refused and no layer deleted,
+// until a copy is put back or the operator moves them away.
+func TestNoCopyOfTheRecords(t *testing.T) {
+	leakcheck.Start(t)
+	reg := newRegistry(t)
+	reg.push("a", "1", gzipLayer(tarOf(t, file{name: "a"})))
+	s := open(t, t.TempDir(), nil, reg)
+	id := mustPull(t, s, reg.ref("a:1"))
+	calm(t, s)
+	s.Close()
+	refs, durable := filepath.Join(s.root, refsFile), filepath.Join(s.root, durableFile)
+	data, err := os.ReadFile(refs)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, path := range []string{refs, durable} {
+		if err := os.WriteFile(path, []byte("{broken"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for range 2 {
+		_, err := Open(t.Context(), *s.options())
+		if err == nil || !strings.Contains(err.Error(), refs) || !strings.Contains(err.Error(), durable) || !strings.Contains(err.Error(), "move them all away") {
+			t.Fatalf("start: %v", err)
+		}
+	}
+	if err := os.WriteFile(durable, data, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	s = reopen(t, s)
+	if _, err := s.Resolve(id); err != nil {
+		t.Errorf("with a copy put back: %v", err)
+	}
+	sound(t, s)
+	calm(t, s)
+	s.Close()
+	for _, path := range []string{refs, durable} {
+		if err := os.Remove(path); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if s = reopen(t, s); len(s.List()) != 0 || s.Recovered() != "" {
+		t.Errorf("without records: %d images, %q", len(s.List()), s.Recovered())
+	}
+	empty(t, s)
 }
 
 // faulty fails the k-th change of the disk; once dead, all that follow too.

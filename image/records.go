@@ -6,11 +6,9 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io/fs"
 	"maps"
 	"path/filepath"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/opencontainers/go-digest"
@@ -150,6 +148,7 @@ const (
 	refsFile    = "refs.json"
 	durableFile = "refs.durable.json"
 	syncedFile  = ".refs.synced" // becomes durableFile
+	brokenFile  = "refs.json.broken"
 	refsVersion = 1
 )
 
@@ -176,7 +175,7 @@ func decodeImages(data []byte) (images, error) {
 		return nil, err
 	}
 	if r.Version != refsVersion {
-		return nil, fmt.Errorf("version %d is not known, this build knows %d", r.Version, refsVersion)
+		return nil, fmt.Errorf("version %d %w, this build knows %d", r.Version, errVersion, refsVersion)
 	}
 	if sum := sha256.Sum256(r.Images); hex.EncodeToString(sum[:]) != r.Sum {
 		return nil, errors.New("checksum does not match")
@@ -218,29 +217,3 @@ func readable(root string) bool {
 
 // maxRecords bounds a record file. Those of a hundred thousand images are below it.
 const maxRecords = 1 << 30
-
-// loadImages reads the records. After a power cut refs.json may be torn; then
-// the last version that was surely written counts. None at all: no images.
-func loadImages(root string) (images, error) {
-	var problems []string
-	for _, file := range []string{refsFile, durableFile} {
-		data, err := regular.Read(filepath.Join(root, file), maxRecords)
-		if errors.Is(err, fs.ErrNotExist) {
-			continue
-		}
-		if err != nil {
-			return nil, fmt.Errorf("read image records: %w", err)
-		}
-		m, err := decodeImages(data)
-		if err == nil {
-			return m, nil
-		}
-		problems = append(problems, fmt.Sprintf("%s: %v", file, err))
-	}
-	for _, p := range problems {
-		if strings.Contains(p, "is not known") {
-			return nil, fmt.Errorf("read image records: %s", p)
-		}
-	}
-	return images{}, nil
-}

@@ -55,6 +55,8 @@ type Store struct {
 	trash  *trash
 	disk   *disk
 	boot   string
+	// recovered is what Recovered says.
+	recovered string
 
 	// change is held by whoever changes records, over the writing of them. No
 	// reader ever takes it.
@@ -150,7 +152,7 @@ func (s *Store) load(ctx context.Context) (err error) {
 	if s.layers, err = loadLayers(filepath.Join(s.root, "layers"), s.boot, s.trash); err != nil {
 		return err
 	}
-	stored, err := loadImages(s.root)
+	stored, err := s.recoverImages()
 	if err != nil {
 		return err
 	}
@@ -354,7 +356,7 @@ func (s *Store) record(id string, img *saved) *Record {
 func (s *Store) overhead() layer.Usage {
 	at := func(part string) string { return filepath.Join(s.root, part) }
 	var u layer.Usage
-	for _, dir := range []string{"", "layers", "staging", "trash", refsFile, reserveFile, preloadedFile} {
+	for _, dir := range []string{"", "layers", "staging", "trash", refsFile, reserveFile, preloadedFile, brokenFile} {
 		u = u.Add(layer.UsageOf(at(dir)))
 	}
 	current, err := os.Stat(at(refsFile))

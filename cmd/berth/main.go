@@ -27,9 +27,21 @@ and the reason on the standard error, and take "-o json" where they show somethi
 		SilenceErrors: true,
 		Version:       version,
 	}
-	root.AddCommand(serveCommand(), configCommand(), imageCommand(), pullsCommand(), whyCommand())
+	root.AddCommand(serveCommand(), group(configCommand()), group(imageCommand()), pullsCommand(), whyCommand())
 	if err := root.Execute(); err != nil {
 		fmt.Fprintln(os.Stderr, "berth:", err)
 		os.Exit(1)
 	}
+}
+
+// group makes a command that does nothing itself fail without a verb below it, or
+// with one that is not there: a script must notice.
+func group(c *cobra.Command) *cobra.Command {
+	c.RunE = func(cmd *cobra.Command, args []string) error {
+		if len(args) > 0 {
+			return fmt.Errorf("unknown command %q for %q\n\n%s", args[0], cmd.CommandPath(), cmd.UsageString())
+		}
+		return fmt.Errorf("%s: a command is missing\n\n%s", cmd.CommandPath(), cmd.UsageString())
+	}
+	return c
 }

@@ -124,7 +124,7 @@ func assemble(ctx context.Context, cfg config.Config, log *logrus.Entry) (*assem
 		log.WithError(p.Err).WithFields(logrus.Fields{"path": p.Path, "moved": p.Moved}).Error("a record cannot be read; moved to quarantine")
 	}
 	parts.Records, parts.Quarantined = records, problems
-	if parts.Images, err = image.Open(ctx, imageOptions(cfg)); err != nil {
+	if parts.Images, err = openImages(ctx, cfg, log); err != nil {
 		return nil, err
 	}
 	d.images = parts.Images
@@ -164,6 +164,15 @@ func assemble(ctx context.Context, cfg config.Config, log *logrus.Entry) (*assem
 	}
 	ok = true
 	return d, nil
+}
+
+// openImages tells of image records that were broken.
+func openImages(ctx context.Context, cfg config.Config, log *logrus.Entry) (*image.Store, error) {
+	images, err := image.Open(ctx, imageOptions(cfg))
+	if err == nil && images.Recovered() != "" {
+		log.Error(images.Recovered())
+	}
+	return images, err
 }
 
 func imageOptions(cfg config.Config) image.Options {
