@@ -82,7 +82,7 @@ func TestBoundsOfManifests(t *testing.T) {
 		"layers":          {ispec.MediaTypeImageManifest, layers, ErrInvalidImage, "manifest of 1001 layers, at most 1000"},
 		"config":          {ispec.MediaTypeImageManifest, config, ErrInvalidImage, "config of 4194305 bytes, at most 4194304"},
 		"config, unsaid":  {ispec.MediaTypeImageManifest, long, ErrInvalidImage, "config of more than 4194304 bytes"},
-		"larger than all": {ispec.MediaTypeImageManifest, room, ErrNoSpace, "1152921504606846976 bytes"},
+		"larger than all": {ispec.MediaTypeImageManifest, room, ErrInvalidImage, "of 1152921504606846976 bytes, the whole filesystem"},
 	} {
 		reg.doc("bad", c.mediaType, c.doc, "1")
 		for ref, doc := range maps.Clone(reg.docs) { // an index's members are in its own repository

@@ -52,12 +52,15 @@ func (s *Store) Import(ctx context.Context, r ImportRequest) ([]string, error) {
 }
 
 func (s *Store) importFile(ctx context.Context, r ImportRequest) ([]string, error) {
-	oci, err := isLayout(r.File)
+	found, err := lookInto(r.File)
 	if err != nil {
 		return nil, err
 	}
-	if oci {
+	if found.oci {
 		return s.importLayout(ctx, r)
+	}
+	if err := found.checkDocker(); err != nil {
+		return nil, err
 	}
 	return s.importDocker(ctx, r)
 }
@@ -78,8 +81,17 @@ func openArchive(file string) (*os.File, error) {
 	return in, nil
 }
 
-// each calls f for the files of an archive until it says stop.
+// each calls f for the files of an archive until it says stop. That it is cut off
+// is an ErrInvalidImage.
 func each(file string, f func(h *tar.Header, body io.Reader) (stop bool, err error)) error {
+	err := members(file, f)
+	if errors.Is(err, io.ErrUnexpectedEOF) {
+		return fmt.Errorf("%w: the archive is cut off", ErrInvalidImage)
+	}
+	return err
+}
+
+func members(file string, f func(h *tar.Header, body io.Reader) (stop bool, err error)) error {
 	in, err := openArchive(file)
 	if err != nil {
 		return err
@@ -103,25 +115,6 @@ func each(file string, f func(h *tar.Header, body io.Reader) (stop bool, err err
 			return err
 		}
 	}
-}
-
-// isLayout looks for the marks of an OCI layout. New archives of docker are
-// both; then the layout counts, as its digests are the registry's.
-func isLayout(file string) (bool, error) {
-	docker, oci := false, false
-	err := each(file, func(h *tar.Header, _ io.Reader) (bool, error) {
-		switch path.Clean(h.Name) {
-		case ispec.ImageLayoutFile, ispec.ImageIndexFile:
-			oci = true
-		case "manifest.json":
-			docker = true
-		}
-		return oci, nil
-	})
-	if err == nil && !docker && !oci {
-		err = fmt.Errorf("%w: neither an archive of docker nor one of an OCI layout", ErrInvalidImage)
-	}
-	return oci, err
 }
 
 // archiveJob is what all images of an archive have in common.
@@ -178,6 +171,9 @@ func (s *Store) importDocker(ctx context.Context, r ImportRequest) ([]string, er
 func (s *Store) fetchFile(ctx context.Context, j job, file string) (string, error) {
 	j.track = s.board.begin(opImport, firstName(j.tags, file))
 	id, err := s.fetch(ctx, j)
+	if errors.Is(err, fs.ErrNotExist) {
+		err = fmt.Errorf("%w: a file that it names is not in the archive: %w", ErrInvalidImage, err)
+	}
 	if err == nil {
 		j.track.end(id, nil)
 	} else {

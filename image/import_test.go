@@ -4,9 +4,11 @@ import (
 	"archive/tar"
 	"bytes"
 	"encoding/json"
+	"errors"
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/opencontainers/go-digest"
@@ -152,6 +154,54 @@ func TestImportRefusesWhatIsNoArchive(t *testing.T) {
 		_, err := s.Import(t.Context(), ImportRequest{File: path})
 		if err == nil || classify(err) != ErrInvalidImage {
 			t.Errorf("%s: %v", name, err)
+		}
+	}
+	empty(t, s)
+}
+
+// What is wrong with an archive is said by name, with the code of a bad image.
+func TestImportNamesWhatIsWrong(t *testing.T) {
+	s := open(t, t.TempDir(), nil)
+	list := func(config string, layers ...string) file {
+		return file{name: "manifest.json", body: toJSON(t, []dockerItem{{Config: config, Layers: layers}})}
+	}
+	config := file{name: "c.json", body: toJSON(t, ispec.Image{RootFS: ispec.RootFS{Type: "layers", DiffIDs: []digest.Digest{digest.FromString("x")}}})}
+	layout := file{name: "oci-layout", body: `{"imageLayoutVersion":"1.0.0"}`}
+	gone := ispec.Index{Manifests: []ispec.Descriptor{{MediaType: ispec.MediaTypeImageManifest, Digest: digest.FromString("gone"), Size: 4}}}
+	cut := func(file string) []byte {
+		data, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return data[:len(data)*3/5]
+	}
+	docker, _ := dockerArchive(t, plainLayer, "a:1")
+	oci, _ := ociArchive(t, plainLayer, "a:1")
+	packed, _ := ociArchive(t, zstdLayer, "a:1")
+	for name, c := range map[string]struct {
+		content []byte
+		want    string
+	}{
+		"cut, of docker":           {cut(docker), "the archive is cut off"},
+		"cut, a layout":            {cut(oci), "the archive is cut off"},
+		"cut, a compressed layout": {cut(packed), "the archive is cut off"},
+		"an empty list":            {tarOf(t, file{name: "manifest.json", body: "[]"}), "the archive has no image"},
+		"null for a list":          {tarOf(t, file{name: "manifest.json", body: "null"}), "the archive has no image"},
+		"a list that is none":      {tarOf(t, file{name: "manifest.json", body: "{"}), "manifest.json: unexpected end"},
+		"a list too long":          {tarOf(t, file{name: "manifest.json", body: strings.Repeat(" ", maxDockerList+1)}), "manifest.json has more than 1048576 bytes"},
+		"a layer not there":        {tarOf(t, config, list("c.json", "x/layer.tar")), `names "x/layer.tar", which is not in the archive`},
+		"a layer outside":          {tarOf(t, config, list("c.json", "../../etc/passwd")), `names "../../etc/passwd", which is not in the archive`},
+		"a config not there":       {tarOf(t, config, list("d.json")), `names "d.json", which is not in the archive`},
+		"a link to nowhere": {tarOf(t, config, list("c.json", "x/layer.tar"), file{name: "x/layer.tar", kind: tar.TypeSymlink, link: "../y"}),
+			`x/layer.tar is a link to "y", which is not in the archive`},
+		"a manifest not there": {tarOf(t, layout, file{name: "index.json", body: toJSON(t, gone)}), "a file that it names is not in the archive"},
+	} {
+		path := filepath.Join(t.TempDir(), "f")
+		if err := os.WriteFile(path, c.content, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := s.Import(t.Context(), ImportRequest{File: path}); !errors.Is(err, ErrInvalidImage) || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%s: %v, want %q", name, err, c.want)
 		}
 	}
 	empty(t, s)

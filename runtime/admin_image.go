@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"path/filepath"
 	"slices"
+	"strings"
 
 	"berth/image"
 	"berth/runtime/admin"
@@ -155,9 +156,32 @@ func (s *Service) exportImage(ctx context.Context, req *admin.ExportRequest) (*a
 	if !filepath.IsAbs(req.Path) {
 		return nil, fmt.Errorf("%w: path %q is not absolute", errInvalid, req.Path)
 	}
-	e, err := s.Images.Export(ctx, req.Image, filepath.Clean(req.Path))
+	path := filepath.Clean(req.Path)
+	if err := s.checkExportPath(path); err != nil {
+		return nil, err
+	}
+	e, err := s.Images.Export(ctx, req.Image, path)
 	if err != nil {
 		return nil, err
 	}
 	return &admin.ExportReply{ID: e.ID, Names: slices.Concat([]string{}, e.Names), Bytes: e.Bytes, Exact: e.Exact}, nil
+}
+
+// checkExportPath wants a directory that is there and not the daemon's own: whatever
+// lies in those is a record or may be removed as nobody's.
+func (s *Service) checkExportPath(path string) error {
+	dir, err := filepath.EvalSymlinks(filepath.Dir(path))
+	if err != nil {
+		return fmt.Errorf("%w: path %q: %w", errInvalid, path, err)
+	}
+	for _, own := range []string{s.Config().Root, s.Config().State} {
+		real, err := filepath.EvalSymlinks(own)
+		if err != nil {
+			return fmt.Errorf("resolve %s: %w", own, err)
+		}
+		if dir == real || strings.HasPrefix(dir, real+"/") {
+			return fmt.Errorf("%w: path %q is in the daemon's own directory %s", errInvalid, path, own)
+		}
+	}
+	return nil
 }

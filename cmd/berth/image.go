@@ -204,7 +204,7 @@ OCI layouts has written, plain or compressed with gzip or zstd, and print a name
 each. The daemon reads the files. One that is broken does not keep the others out.`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return eachOf(args, func(file string) error {
-				path, err := filepath.Abs(file)
+				path, err := absolute(file)
 				if err != nil {
 					return err
 				}
@@ -236,7 +236,7 @@ layers as they came, they are packed anew: the archive has the same files, but o
 digests, so the image has another id where it is imported, and signatures of the
 original do not fit. The command says which it was.`,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			path, err := filepath.Abs(args[1])
+			path, err := absolute(args[1])
 			if err != nil {
 				return err
 			}
@@ -252,6 +252,14 @@ original do not fit. The command says which it was.`,
 			return nil
 		},
 	}
+}
+
+// absolute is a FILE as the daemon needs it, which has another working directory.
+func absolute(file string) (string, error) {
+	if file == "" {
+		return "", errors.New("FILE is empty")
+	}
+	return filepath.Abs(file)
 }
 
 // eachOf goes on after an error, and has them all.

@@ -25,3 +25,15 @@ func TestGroupsNeedAVerb(t *testing.T) {
 		}
 	}
 }
+
+// An empty FILE is not the working directory.
+func TestEmptyFile(t *testing.T) {
+	for _, args := range [][]string{{"import", ""}, {"export", "name", ""}} {
+		c := imageCommand()
+		c.SilenceUsage, c.SilenceErrors = true, true
+		c.SetArgs(args)
+		if err := c.Execute(); err == nil || err.Error() != "FILE is empty" {
+			t.Errorf("%q: %v", args, err)
+		}
+	}
+}
