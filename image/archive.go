@@ -2,10 +2,14 @@ package image
 
 import (
 	"archive/tar"
+	"bytes"
+	"context"
 	"encoding/json"
 	"fmt"
 	"io"
+	"os"
 	"path"
+	"path/filepath"
 
 	ispec "github.com/opencontainers/image-spec/specs-go/v1"
 )
@@ -23,6 +27,7 @@ const dockerList = "manifest.json"
 type contents struct {
 	oci, docker bool
 	list        []byte            // docker's own
+	items       []dockerItem      // what it says; see checkDocker
 	members     map[string]string // clean name → the member that it is a link to, or ""
 }
 
@@ -71,20 +76,19 @@ func (c *contents) note(name string, h *tar.Header) error {
 	return nil
 }
 
-// checkDocker compares docker's list with what is there. The error is
+// checkDocker reads docker's list and compares it with what is there. The error is
 // ErrInvalidImage.
 func (c *contents) checkDocker() error {
 	if len(c.list) > maxDockerList {
 		return fmt.Errorf("%w: %s has more than %d bytes", ErrInvalidImage, dockerList, maxDockerList)
 	}
-	var items []dockerItem
-	if err := json.Unmarshal(c.list, &items); err != nil {
+	if err := json.Unmarshal(c.list, &c.items); err != nil {
 		return fmt.Errorf("%w: %s: %v", ErrInvalidImage, dockerList, err)
 	}
-	if len(items) == 0 {
+	if len(c.items) == 0 {
 		return fmt.Errorf("%w: the archive has no image", ErrInvalidImage)
 	}
-	for _, item := range items {
+	for _, item := range c.items {
 		for _, named := range append([]string{item.Config}, item.Layers...) {
 			target, there := c.members[path.Clean(named)]
 			if !there {
@@ -96,4 +100,76 @@ func (c *contents) checkDocker() error {
 		}
 	}
 	return nil
+}
+
+// withoutLinks is an archive of docker whose list names no links: an old docker saves
+// a layer that two images have once, and the library takes the size of the link for
+// the layer's. It is the file itself, or what is needed of it in staging, which the
+// caller removes with done.
+func (s *Store) withoutLinks(ctx context.Context, file string, c contents) (plain string, done func(), err error) {
+	linked := false
+	needed := map[string]bool{dockerList: true}
+	follow := func(named string) string {
+		name := path.Clean(named)
+		if target := c.members[name]; target != "" {
+			linked, name = true, target
+		}
+		needed[name] = true
+		return name
+	}
+	for i := range c.items {
+		item := &c.items[i]
+		item.Config = follow(item.Config)
+		for l := range item.Layers {
+			item.Layers[l] = follow(item.Layers[l])
+		}
+	}
+	if !linked {
+		return file, func() {}, nil
+	}
+	if c.list, err = json.Marshal(c.items); err != nil {
+		return "", nil, err
+	}
+	dir, err := s.disk.mkdirTemp(s.staging(), "import-")
+	if err != nil {
+		return "", nil, err
+	}
+	done = func() { _ = s.disk.removeAll(dir) }
+	plain = filepath.Join(dir, "archive.tar")
+	if err := copyMembers(ctx, file, plain, c.list, needed); err != nil {
+		done()
+		return "", nil, err
+	}
+	return plain, done, nil
+}
+
+// copyMembers copies an archive's members, each the first of its name, with another
+// list.
+func copyMembers(ctx context.Context, file, to string, list []byte, needed map[string]bool) error {
+	out, err := os.OpenFile(to, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		return err
+	}
+	defer out.Close()
+	w := tar.NewWriter(out)
+	err = each(file, func(h *tar.Header, body io.Reader) (bool, error) {
+		name := path.Clean(h.Name)
+		if !needed[name] || ctx.Err() != nil {
+			return ctx.Err() != nil, ctx.Err()
+		}
+		needed[name] = false
+		size := h.Size
+		if name == dockerList {
+			body, size = bytes.NewReader(list), int64(len(list))
+		}
+		if err := w.WriteHeader(&tar.Header{Name: name, Typeflag: tar.TypeReg, Mode: 0o600, Size: size}); err != nil {
+			return true, err
+		}
+		_, err := io.Copy(w, body)
+		return err != nil, err
+	})
+	if err != nil {
+		return err
+	}
+	return w.Close()
 }

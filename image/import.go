@@ -62,7 +62,7 @@ func (s *Store) importFile(ctx context.Context, r ImportRequest) ([]string, erro
 	if err := found.checkDocker(); err != nil {
 		return nil, err
 	}
-	return s.importDocker(ctx, r)
+	return s.importDocker(ctx, r, found)
 }
 
 // openArchive opens a regular file; it never waits for the writer of a FIFO.
@@ -135,12 +135,17 @@ func (s *Store) archiveJob(transport string, r ImportRequest) (job, error) {
 }
 
 // importDocker leaves reading the old form of archives to the library.
-func (s *Store) importDocker(ctx context.Context, r ImportRequest) ([]string, error) {
+func (s *Store) importDocker(ctx context.Context, r ImportRequest, found contents) ([]string, error) {
 	common, err := s.archiveJob(viaDocker, r)
 	if err != nil {
 		return nil, err
 	}
-	reader, err := archive.NewReader(common.sys, r.File)
+	file, done, err := s.withoutLinks(ctx, r.File, found)
+	if err != nil {
+		return nil, err
+	}
+	defer done()
+	reader, err := archive.NewReader(common.sys, file)
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrInvalidImage, err)
 	}
@@ -149,7 +154,7 @@ func (s *Store) importDocker(ctx context.Context, r ImportRequest) ([]string, er
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrInvalidImage, err)
 	}
-	var done []string
+	var names []string
 	for _, refs := range groups {
 		j := common
 		j.ref = refs[0]
@@ -160,11 +165,11 @@ func (s *Store) importDocker(ctx context.Context, r ImportRequest) ([]string, er
 		}
 		id, err := s.fetchFile(ctx, j, r.File)
 		if err != nil {
-			return done, err
+			return names, err
 		}
-		done = append(done, firstName(j.tags, id))
+		names = append(names, firstName(j.tags, id))
 	}
-	return done, nil
+	return names, nil
 }
 
 // fetchFile fetches one image of an archive, for all to see.

@@ -206,3 +206,35 @@ func TestImportNamesWhatIsWrong(t *testing.T) {
 	}
 	empty(t, s)
 }
+
+// An old docker saves a layer of two images once, and links to it.
+func TestImportOfLinkedLayers(t *testing.T) {
+	for kind, pack := range map[string]func([]byte) layerBlob{"plain": plainLayer, "gzip": gzipLayer} {
+		for link, l := range map[string]file{
+			"symlink": {name: "x/layer.tar", kind: tar.TypeSymlink, link: "../layer0.tar"},
+			"hard":    {name: "x/layer.tar", kind: tar.TypeLink, link: "layer0.tar"},
+		} {
+			s := open(t, t.TempDir(), nil)
+			layer := pack(tarOf(t, file{name: "hello", body: "linked"}))
+			config := toJSON(t, ispec.Image{Platform: ispec.Platform{Architecture: "amd64", OS: "linux"},
+				RootFS: ispec.RootFS{Type: "layers", DiffIDs: []digest.Digest{digest.FromBytes(layer.tar)}}})
+			path := archiveOf(t, plainLayer, file{name: "c.json", body: config}, file{name: "layer0.tar", body: string(layer.data)}, l,
+				file{name: "manifest.json", body: toJSON(t, []dockerItem{
+					{Config: "c.json", RepoTags: []string{"linked:1"}, Layers: []string{"x/layer.tar"}}})})
+			names, err := s.Import(t.Context(), ImportRequest{File: path})
+			if err != nil || !slices.Equal(names, []string{"docker.io/library/linked:1"}) {
+				t.Fatalf("%s, %s: %v, %v", kind, link, names, err)
+			}
+			r, err := s.Resolve("linked:1")
+			if err != nil || r.ID != digest.FromString(config).String() {
+				t.Fatalf("%s, %s: %+v, %v", kind, link, r, err)
+			}
+			if data, err := os.ReadFile(filepath.Join(r.Layers[0], "hello")); err != nil || string(data) != "linked" {
+				t.Errorf("%s, %s: %q, %v", kind, link, data, err)
+			}
+			if left, _ := os.ReadDir(s.staging()); len(left) != 0 {
+				t.Errorf("staging holds %v", left)
+			}
+		}
+	}
+}
