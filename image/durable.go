@@ -8,7 +8,7 @@ import (
 	"time"
 
 	"berth/image/layer"
-	"berth/regular"
+	"berth/sandbox/regular"
 )
 
 // durability follows changes to the disk: sync the filesystem, then say so in

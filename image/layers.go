@@ -16,7 +16,7 @@ import (
 
 	"berth/image/layer"
 
-	"berth/regular"
+	"berth/sandbox/regular"
 )
 
 // layerMeta is layer.json.

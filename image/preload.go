@@ -15,7 +15,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
-	"berth/regular"
+	"berth/sandbox/regular"
 )
 
 const (

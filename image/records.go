@@ -14,7 +14,7 @@ import (
 	"github.com/opencontainers/go-digest"
 	ispec "github.com/opencontainers/image-spec/specs-go/v1"
 
-	"berth/regular"
+	"berth/sandbox/regular"
 )
 
 // Record is what is known of one image. It is never changed once it is given

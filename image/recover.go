@@ -7,7 +7,7 @@ import (
 	"path/filepath"
 	"strings"
 
-	"berth/regular"
+	"berth/sandbox/regular"
 )
 
 // errVersion: the records are of another build. Nothing is wrong with them.

@@ -15,7 +15,7 @@ import (
 	"berth/image/content"
 	"berth/image/layer"
 
-	"berth/regular"
+	"berth/sandbox/regular"
 )
 
 // Finding is one thing that is not as it should be.

@@ -17,7 +17,7 @@ import (
 	"github.com/containernetworking/cni/pkg/utils"
 	"github.com/containernetworking/cni/pkg/version"
 
-	"berth/regular"
+	"berth/sandbox/regular"
 )
 
 // maxConfig bounds one configuration file, in bytes.

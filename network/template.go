@@ -10,7 +10,7 @@ import (
 	"strings"
 	"text/template"
 
-	"berth/regular"
+	"berth/sandbox/regular"
 )
 
 // templateFile is the configuration made from Options.Template. Its name sorts

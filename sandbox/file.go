@@ -10,7 +10,7 @@ import (
 	"path/filepath"
 	"syscall"
 
-	"berth/regular"
+	"berth/sandbox/regular"
 )
 
 // recordVersion is raised when an older berth could misread a record.

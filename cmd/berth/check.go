@@ -18,7 +18,7 @@ import (
 	"berth/runtime/nri"
 	"berth/runtime/resolve"
 
-	"berth/regular"
+	"berth/sandbox/regular"
 )
 
 // checkNode finds what the node, or the owner of a key's meaning, has against a

@@ -18,7 +18,7 @@ import (
 	"berth/runtime"
 	"berth/runtime/config"
 
-	"berth/regular"
+	"berth/sandbox/regular"
 )
 
 // handlers finds or starts the monitor and puts a driver over each configured

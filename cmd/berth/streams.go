@@ -16,7 +16,7 @@ import (
 	"berth/runtime/config"
 	"berth/runtime/streaming"
 
-	"berth/regular"
+	"berth/sandbox/regular"
 )
 
 // certificate is a key pair that is read again when its files have changed.

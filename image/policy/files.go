@@ -16,7 +16,7 @@ import (
 
 	"go.podman.io/image/v5/signature"
 
-	"berth/regular"
+	"berth/sandbox/regular"
 )
 
 // ErrRefused means that the policy does not admit an image, or that there is no

@@ -15,7 +15,7 @@ import (
 	"go.podman.io/image/v5/signature"
 	"go.podman.io/image/v5/types"
 
-	"berth/regular"
+	"berth/sandbox/regular"
 )
 
 // Manifest is a manifest or an index with its signatures.

@@ -14,7 +14,7 @@ import (
 	"go.podman.io/image/v5/docker/reference"
 	"go.yaml.in/yaml/v3"
 
-	"berth/regular"
+	"berth/sandbox/regular"
 )
 
 // Source is where the signatures of a repository's images are.

@@ -13,7 +13,7 @@ import (
 
 	"go.podman.io/image/v5/pkg/sysregistriesv2"
 
-	"berth/regular"
+	"berth/sandbox/regular"
 )
 
 // authFile is containers-auth.json(5), with docker's credsStore.

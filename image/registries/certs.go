@@ -10,7 +10,7 @@ import (
 	"path/filepath"
 	"strings"
 
-	"berth/regular"
+	"berth/sandbox/regular"
 )
 
 // tlsFiles are what a configuration names besides certs.d.

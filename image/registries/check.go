@@ -10,7 +10,7 @@ import (
 	"strings"
 	"syscall"
 
-	"berth/regular"
+	"berth/sandbox/regular"
 )
 
 // CheckConf reads a file as Config.RegistriesConf, with its drop-ins.

@@ -11,7 +11,7 @@ import (
 	"go.podman.io/image/v5/types"
 	"go.podman.io/storage/pkg/configfile"
 
-	"berth/regular"
+	"berth/sandbox/regular"
 )
 
 // Config says where a node's configuration of registries is. The zero value of

@@ -17,7 +17,7 @@ import (
 	"github.com/pelletier/go-toml/v2/unstable"
 	"go.podman.io/image/v5/docker/reference"
 
-	"berth/regular"
+	"berth/sandbox/regular"
 )
 
 // hostsFile is a hosts.toml of containerd's.

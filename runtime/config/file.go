@@ -11,7 +11,7 @@ import (
 
 	"github.com/pelletier/go-toml/v2"
 
-	"berth/regular"
+	"berth/sandbox/regular"
 )
 
 // File is a configuration and where its values are from.
