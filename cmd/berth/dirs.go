@@ -11,6 +11,7 @@ import (
 	"syscall"
 
 	"berth/runtime/config"
+	"berth/sandbox/regular"
 )
 
 // prepare makes the daemon's directories and takes its locks on them. What is in
@@ -69,6 +70,8 @@ func lock(dir string) (*os.File, error) {
 	return f, nil
 }
 
+const maxMark = 8 << 10 // bytes of an id with a path
+
 // claim marks the state directory as that of root, or refuses one that has the
 // mark of another. A root keeps its id wherever it is moved to.
 func claim(root, state string) error {
@@ -77,7 +80,7 @@ func claim(root, state string) error {
 		return err
 	}
 	path := filepath.Join(state, "root")
-	mark, err := os.ReadFile(path)
+	mark, err := regular.Read(path, maxMark)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("read whose state %s is: %w", state, err)
 	}
@@ -92,7 +95,7 @@ func claim(root, state string) error {
 
 // rootID reads a root's id and makes one where there is none.
 func rootID(path string) (string, error) {
-	data, err := os.ReadFile(path)
+	data, err := regular.Read(path, maxMark)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return "", fmt.Errorf("read id of root: %w", err)
 	}
