@@ -33,7 +33,7 @@ type measured struct {
 func newMeasured(t *testing.T) measured {
 	t.Helper()
 	root := t.TempDir()
-	records, _, err := sandbox.Open(root)
+	records, err := sandbox.Open(root, func(sandbox.Problem) {})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -227,7 +227,7 @@ func serve(t testing.TB, s *Service) cri.RuntimeServiceClient {
 // The lists that the kubelet asks for each second, at 300 pods and 600
 // containers with the labels and annotations it gives them.
 func BenchmarkLists(b *testing.B) {
-	records, _, err := sandbox.Open(b.TempDir())
+	records, err := sandbox.Open(b.TempDir(), func(sandbox.Problem) {})
 	if err != nil {
 		b.Fatal(err)
 	}

@@ -231,10 +231,8 @@ func (n *node) open() {
 	log.SetLevel(logrus.DebugLevel)
 	p := Parts{Config: n.cfg, Version: "test", Log: logrus.NewEntry(log), PauseDir: n.dir + "/pause"}
 	var err error
-	var problems []sandbox.Problem
-	p.Records, problems, err = sandbox.Open(n.cfg.Root)
+	p.Records, err = sandbox.Open(n.cfg.Root, func(problem sandbox.Problem) { p.Problems = append(p.Problems, problem) })
 	must(n.t, err)
-	p.Quarantined = problems
 	ctx, cancel := context.WithCancel(context.Background())
 	p.Images, err = image.Open(ctx, image.Options{Root: n.cfg.Root + "/images"})
 	must(n.t, err)

@@ -24,9 +24,7 @@ import (
 // from going on. ctx ends the watch it starts.
 func (s *Service) Restore(ctx context.Context) error {
 	began := time.Now()
-	for _, p := range s.Quarantined {
-		s.beginning.quarantined = append(s.beginning.quarantined, p.Moved)
-	}
+	s.noteRecords()
 	for _, c := range s.Records.Containers.List() {
 		s.holdImages(c)
 	}
@@ -50,6 +48,20 @@ func (s *Service) Restore(ctx context.Context) error {
 	go s.watchExits(ctx)
 	s.beginning.took = time.Since(began)
 	return nil
+}
+
+// noteRecords keeps what was found in the place of records, for Status: what is in
+// quarantine, also of earlier starts, and what is no record and was not moved.
+func (s *Service) noteRecords() {
+	var err error
+	if s.beginning.quarantined, err = sandbox.Quarantined(s.Config().Root); err != nil {
+		s.troubled(nil, err, "find records in quarantine")
+	}
+	for _, p := range s.Problems {
+		if p.Moved == "" {
+			s.troubled(logrus.Fields{"path": p.Path}, errors.Join(p.Err, p.Move), "something among the records was passed over")
+		}
+	}
 }
 
 // restoreWorkers is how many objects are settled at the same time.

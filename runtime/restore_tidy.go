@@ -60,7 +60,7 @@ func (s *Service) behindRestore(ctx context.Context) {
 		s.removeOrphans(ctx, l.orphans)
 		s.returnNetworks(ctx, l.rebooted)
 		s.collectNetwork(ctx)
-		s.sweep(ctx)
+		s.sweep(ctx, l.orphans)
 	})
 }
 
@@ -172,8 +172,8 @@ func (s *Service) awaitCollected(ctx context.Context) error {
 // sweep removes what no record names: an object whose record was removed, or
 // never written, in the instant of a crash, or cannot be read. A container that
 // nobody can name any more is killed: the kubelet makes another.
-func (s *Service) sweep(ctx context.Context) {
-	each(s, s.unknownIDs(), func(id string) {
+func (s *Service) sweep(ctx context.Context, orphans []*sandbox.Container) {
+	each(s, s.unknownIDs(orphans), func(id string) {
 		if err := s.sweepObject(ctx, id); err != nil {
 			s.troubled(logrus.Fields{"path": s.bundleDir(id)}, err, "sweep a leftover")
 		}
@@ -181,8 +181,9 @@ func (s *Service) sweep(ctx context.Context) {
 }
 
 // unknownIDs are the ids without a record that something of this daemon's names:
-// its directories, the OCI runtimes, the monitor, records that were moved away.
-func (s *Service) unknownIDs() []string {
+// its directories, the OCI runtimes, the monitor, records that were moved away, and
+// those of containers whose pod's record is lost.
+func (s *Service) unknownIDs(orphans []*sandbox.Container) []string {
 	ids := map[string]bool{}
 	for _, kind := range []string{"containers", "namespaces", "sandboxes"} {
 		entries, err := os.ReadDir(filepath.Join(s.Config().State, kind))
@@ -202,8 +203,8 @@ func (s *Service) unknownIDs() []string {
 			ids[id] = true
 		}
 	}
-	for _, p := range s.Quarantined {
-		ids[filepath.Base(p.Path)] = true
+	for _, id := range s.lostIDs(orphans) {
+		ids[id] = true
 	}
 	for id := range ids {
 		if _, err := s.Records.Containers.Get(id); err == nil || s.sandboxKnown(id) {
@@ -211,6 +212,21 @@ func (s *Service) unknownIDs() []string {
 		}
 	}
 	return slices.Sorted(maps.Keys(ids))
+}
+
+// lostIDs are ids whose record cannot be read, or is only named by another.
+func (s *Service) lostIDs(orphans []*sandbox.Container) []string {
+	var ids []string
+	for _, p := range s.Problems {
+		ids = append(ids, filepath.Base(p.Path))
+	}
+	for _, path := range s.beginning.quarantined {
+		ids = append(ids, sandbox.QuarantinedID(path))
+	}
+	for _, c := range orphans {
+		ids = append(ids, c.SandboxID)
+	}
+	return slices.DeleteFunc(ids, func(id string) bool { return !sandbox.IsID(id) })
 }
 
 func (s *Service) sandboxKnown(id string) bool {

@@ -51,8 +51,9 @@ type Parts struct {
 	Networks  map[string]*network.Manager
 	HostPorts *hostport.Manager
 	Handlers  map[string]oci.Runtime // by name
-	// Quarantined are the records that could not be read.
-	Quarantined []sandbox.Problem
+	// Problems are what opening the records told; of two about one path the later
+	// one counts.
+	Problems []sandbox.Problem
 	// Retired are handlers that are configured no more but have containers.
 	Retired   map[string]oci.Runtime
 	BaseSpecs map[string]*rspec.Spec // of the handlers that have one

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"syscall"
 )
 
 // Store is all records of a node.
@@ -13,38 +14,42 @@ type Store struct {
 }
 
 // Open makes the directories below root where they are missing, deletes what
-// an interrupted removal left in the trash, and loads every record. Records
-// that cannot be read are moved to quarantine and reported, never dropped.
-func Open(root string) (*Store, []Problem, error) {
-	return open(root, osDisk{})
+// an interrupted removal left in the trash, and loads every record. A record
+// that cannot be read is moved to quarantine, never dropped; tell hears of it
+// before, and of whatever else is wrong with one object. Those keep nothing else
+// from being loaded; an error is about all records.
+func Open(root string, tell func(Problem)) (*Store, error) {
+	return open(root, osDisk{}, tell)
 }
 
-func open(root string, d disk) (*Store, []Problem, error) {
+func open(root string, d disk, tell func(Problem)) (*Store, error) {
 	trash := filepath.Join(root, "trash")
-	if err := emptyTrash(trash); err != nil {
-		return nil, nil, err
-	}
-	for _, dir := range []string{trash, filepath.Join(root, "sandboxes"), filepath.Join(root, "containers")} {
-		if err := os.MkdirAll(dir, 0o700); err != nil {
-			return nil, nil, fmt.Errorf("make record directory: %w", err)
-		}
-		if err := os.Chmod(dir, 0o700); err != nil { // also one of before
-			return nil, nil, fmt.Errorf("make record directory: %w", err)
-		}
-	}
+	emptyTrash(trash, tell)
 	s := &Store{
 		Sandboxes: &Table[Sandbox, *Sandbox]{dir: filepath.Join(root, "sandboxes"), file: "sandbox.json", sync: true,
 			disk: d, trash: trash, byID: map[string]*Sandbox{}, names: map[string]string{}},
 		Containers: &Table[Container, *Container]{dir: filepath.Join(root, "containers"), file: "container.json",
 			disk: d, trash: trash, byID: map[string]*Container{}, names: map[string]string{}},
 	}
-	quarantine := filepath.Join(root, "quarantine")
-	problems, err := s.Sandboxes.load(quarantine)
-	if err != nil {
-		return nil, nil, err
+	for _, dir := range []string{trash, s.Sandboxes.dir, s.Containers.dir} {
+		if err := os.MkdirAll(dir, 0o700); err != nil {
+			return nil, fmt.Errorf("make record directory: %w", err)
+		}
+		if err := os.Chmod(dir, 0o700); err != nil { // also one of before
+			return nil, fmt.Errorf("make record directory: %w", err)
+		}
 	}
-	more, err := s.Containers.load(quarantine)
-	return s, append(problems, more...), err
+	s.Sandboxes.across, s.Containers.across = apart(s.Sandboxes.dir, trash), apart(s.Containers.dir, trash)
+	if err := s.Sandboxes.load(root, tell); err != nil {
+		return nil, err
+	}
+	return s, s.Containers.load(root, tell)
+}
+
+// apart tells whether two directories are on different filesystems.
+func apart(a, b string) bool {
+	var of [2]syscall.Stat_t
+	return syscall.Stat(a, &of[0]) == nil && syscall.Stat(b, &of[1]) == nil && of[0].Dev != of[1].Dev
 }
 
 // ContainersOf lists the containers of a sandbox, newest first.

@@ -68,13 +68,26 @@ func testSandbox(id string) *Sandbox {
 	}
 }
 
+func unheard(Problem) {}
+
 func mustOpen(t *testing.T, root string) *Store {
 	t.Helper()
-	s, problems, err := Open(root)
-	if err != nil || len(problems) != 0 {
-		t.Fatalf("open: %v, %v", err, problems)
+	s, problems := opened(t, root)
+	if len(problems) != 0 {
+		t.Fatalf("open: %v", problems)
 	}
 	return s
+}
+
+// opened is a store and what it told.
+func opened(t *testing.T, root string) (*Store, []Problem) {
+	t.Helper()
+	var problems []Problem
+	s, err := Open(root, func(p Problem) { problems = append(problems, p) })
+	if err != nil {
+		t.Fatalf("open: %v", err)
+	}
+	return s, problems
 }
 
 func TestRecordsSurviveReopening(t *testing.T) {
@@ -147,7 +160,7 @@ func TestFailingDisk(t *testing.T) {
 			t.Run(fmt.Sprintf("write %d torn %v", k, torn), func(t *testing.T) {
 				root := t.TempDir()
 				d := &failingDisk{left: k, torn: torn}
-				s, _, err := open(root, d)
+				s, err := open(root, d, unheard)
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -184,7 +197,7 @@ func TestTryUpdate(t *testing.T) {
 	for k := range 2 { // the write, the rename
 		root := t.TempDir()
 		d := &failingDisk{left: 1 << 20}
-		s, _, err := open(root, d)
+		s, err := open(root, d, unheard)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -230,9 +243,9 @@ func TestUnreadableRecordIsQuarantined(t *testing.T) {
 			if err := os.WriteFile(path, spoil(b), 0o600); err != nil {
 				t.Fatal(err)
 			}
-			s, problems, err := Open(root)
-			if err != nil || len(problems) != 1 {
-				t.Fatalf("open: %v, problems %v", err, problems)
+			s, problems := opened(t, root)
+			if len(problems) != 1 {
+				t.Fatalf("problems %v", problems)
 			}
 			if _, err := os.Stat(filepath.Join(problems[0].Moved, "sandbox.json")); err != nil {
 				t.Errorf("the record was not kept: %v", err)
@@ -264,7 +277,7 @@ func TestLeftoversOfACrash(t *testing.T) {
 // write of a sandbox, with its directory and that directory's name.
 func TestSyncs(t *testing.T) {
 	d := &countingDisk{}
-	s, _, err := open(t.TempDir(), d)
+	s, err := open(t.TempDir(), d, unheard)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -306,7 +319,7 @@ func (d *countingDisk) SyncDir(name string) error {
 // also when the disk refuses it, and finds it in the table already.
 func TestWatch(t *testing.T) {
 	d := &failingDisk{left: 100}
-	s, _, err := open(t.TempDir(), d)
+	s, err := open(t.TempDir(), d, unheard)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -26,6 +26,7 @@ type Table[T any, R Record[T]] struct {
 	sync      bool // flush the first write of a record to the disk
 	disk      disk
 	trash     string
+	across    bool              // dir is on another filesystem than the trash
 	watch     func(old, now *T) // see Watch
 
 	mu    sync.RWMutex
@@ -35,48 +36,65 @@ type Table[T any, R Record[T]] struct {
 	writes sync.Map // id → *sync.Mutex: one writer per record
 }
 
-// Problem is a record that could not be read at start; it was moved to Moved.
-type Problem struct {
-	Path, Moved string
-	Err         error
-}
-
-// load reads every record below dir; unreadable ones go to quarantine.
-func (t *Table[T, R]) load(quarantine string) ([]Problem, error) {
+// load reads every record below dir. What is none is told, and moved away where it
+// was one; see quarantine.
+func (t *Table[T, R]) load(root string, tell func(Problem)) error {
 	entries, err := os.ReadDir(t.dir)
 	if err != nil {
-		return nil, fmt.Errorf("read records: %w", err)
+		return fmt.Errorf("read records: %w", err)
 	}
-	var problems []Problem
 	for _, e := range entries {
 		dir := filepath.Join(t.dir, e.Name())
 		var r T
 		err := readRecord(filepath.Join(dir, t.file), &r)
-		id, name, _ := R(&r).key()
+		id, _, _ := R(&r).key()
 		if err == nil && id != e.Name() {
 			err = fmt.Errorf("%w: it says id %q", errTorn, id)
 		}
 		if err == nil {
-			t.byID[id], t.names[name] = &r, id
+			t.add(&r)
 			continue
 		}
-		if errors.Is(err, os.ErrNotExist) { // a directory that never got its record: no effect followed
-			if err := os.RemoveAll(dir); err != nil {
-				return nil, fmt.Errorf("remove %s: %w", dir, err)
-			}
+		if !errors.Is(err, os.ErrNotExist) && !errors.Is(err, syscall.ENOTDIR) {
+			quarantine(root, dir, err, tell)
 			continue
 		}
-		moved := filepath.Join(quarantine, filepath.Base(t.dir)+"-"+e.Name())
-		if err := os.MkdirAll(quarantine, 0o700); err != nil {
-			return nil, fmt.Errorf("make quarantine: %w", err)
-		}
-		_ = os.RemoveAll(moved)
-		if rerr := os.Rename(dir, moved); rerr != nil {
-			return nil, fmt.Errorf("quarantine %s: %w", dir, rerr)
-		}
-		problems = append(problems, Problem{Path: dir, Moved: moved, Err: err})
+		t.loadWithout(root, dir, tell)
 	}
-	return problems, nil
+	return nil
+}
+
+// loadWithout deals with an entry that has no record.
+func (t *Table[T, R]) loadWithout(root, dir string, tell func(Problem)) {
+	remove, err := without(dir)
+	switch {
+	case remove:
+		if err := os.RemoveAll(dir); err != nil {
+			tell(Problem{Path: dir, Err: err})
+		}
+	case errors.Is(err, errNoRecord) && t.across:
+		// Its removal was interrupted, see Remove; or it is lost, and cannot be moved.
+		if err := removeTree(dir); err != nil {
+			tell(Problem{Path: dir, Err: err})
+		}
+	case errors.Is(err, errNoRecord):
+		quarantine(root, dir, err, tell)
+	default:
+		tell(Problem{Path: dir, Err: err})
+	}
+}
+
+// add takes a record that was read. Of two that have one name, which berth never
+// makes, the newer one is found by it.
+func (t *Table[T, R]) add(r *T) {
+	id, name, created := R(r).key()
+	t.byID[id] = r
+	if other, ok := t.byID[t.names[name]]; ok {
+		if _, _, at := R(other).key(); at > created {
+			return
+		}
+	}
+	t.names[name] = id
 }
 
 // Watch has f called after each Update (old and now) and each Remove of a
@@ -198,8 +216,9 @@ func (t *Table[T, R]) Remove(id string) error {
 	t.mu.Lock()
 	r, ok := t.byID[id]
 	if ok {
-		_, name, _ := R(r).key()
-		delete(t.names, name)
+		if _, name, _ := R(r).key(); t.names[name] == id {
+			delete(t.names, name)
+		}
 		delete(t.byID, id)
 	}
 	t.mu.Unlock()

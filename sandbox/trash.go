@@ -63,19 +63,17 @@ func below(top string, depth int) ([]string, error) {
 	return found, err
 }
 
-// emptyTrash deletes what interrupted removals left.
-func emptyTrash(trash string) error {
+// emptyTrash deletes what interrupted removals left. What cannot be deleted is
+// told, and stays for the next start.
+func emptyTrash(trash string, tell func(Problem)) {
 	entries, err := os.ReadDir(trash)
-	if errors.Is(err, os.ErrNotExist) {
-		return nil
-	}
-	if err != nil {
-		return fmt.Errorf("empty trash: %w", err)
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		tell(Problem{Path: trash, Err: fmt.Errorf("empty trash: %w", err)})
 	}
 	for _, e := range entries {
-		if err := removeTree(filepath.Join(trash, e.Name())); err != nil {
-			return fmt.Errorf("empty trash: %w", err)
+		path := filepath.Join(trash, e.Name())
+		if err := removeTree(path); err != nil {
+			tell(Problem{Path: path, Err: fmt.Errorf("empty trash: %w", err)})
 		}
 	}
-	return nil
 }

@@ -116,14 +116,13 @@ func assemble(ctx context.Context, cfg config.Config, log *logrus.Entry) (*assem
 		}
 	}()
 	parts := runtime.Parts{Config: cfg, Version: version, Log: log}
-	records, problems, err := sandbox.Open(cfg.Root)
-	if err != nil {
+	var err error
+	if parts.Records, err = sandbox.Open(cfg.Root, func(p sandbox.Problem) {
+		parts.Problems = append(parts.Problems, p)
+		tellProblem(log, p)
+	}); err != nil {
 		return nil, err
 	}
-	for _, p := range problems {
-		log.WithError(p.Err).WithFields(logrus.Fields{"path": p.Path, "moved": p.Moved}).Error("a record cannot be read; moved to quarantine")
-	}
-	parts.Records, parts.Quarantined = records, problems
 	if parts.Images, err = openImages(ctx, cfg, log); err != nil {
 		return nil, err
 	}
@@ -164,6 +163,14 @@ func assemble(ctx context.Context, cfg config.Config, log *logrus.Entry) (*assem
 	}
 	ok = true
 	return d, nil
+}
+
+// tellProblem logs that a record goes to quarantine before it does: the start may
+// break off behind it. What was passed over is told by Restore.
+func tellProblem(log *logrus.Entry, p sandbox.Problem) {
+	if p.Moved != "" {
+		log.WithError(p.Err).WithFields(logrus.Fields{"path": p.Path, "moved": p.Moved}).Error("a record cannot be read; it is moved to quarantine")
+	}
 }
 
 // openImages tells of image records that were broken.
