@@ -28,7 +28,7 @@ ROOT_FILES    = $(shell find . -name '*_root_test.go' -not -path './critest/*' -
 ROOT_TESTS    = ^($(shell cat /dev/null $(ROOT_FILES) | grep -oE '^func (Test|Fuzz)[A-Za-z0-9_]+' | cut -c6- | sort -u | paste -sd'|'))$$
 ROOT_PACKAGES = $(sort $(dir $(ROOT_FILES)))
 
-.PHONY: help deps build demo test unit root critest cases crash images-real bench golden fuzz guest lint install clean
+.PHONY: help deps build demo test unit root critest cases crash soak images-real bench golden fuzz guest lint install clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -164,7 +164,7 @@ unit: parts $(TESTLOG)
 	  go test -p 2 -json $$(go list -f '{{.Dir}}' ./... | grep -vxF "$$(realpath $(ROOT_PACKAGES))") || code=1
 	  go test -p 2 -json -skip '$(ROOT_TESTS)' $(ROOT_PACKAGES) || code=1
 	  cd critest
-	  go test -p 2 -json ./registry ./images ./node ./house ./testlog ./conformance ./guest || code=1
+	  go test -p 2 -json ./registry ./images ./node ./house ./testlog ./conformance ./guest ./soak || code=1
 	  exit $$code
 	} | $(TESTLOG)
 
@@ -193,6 +193,14 @@ crash: build parts
 	cd critest
 	go build -o $(BIN)/berth-crash ./crash
 	BERTH_BIN=$(BIN)/faults exec $(BIN)/berth-crash -sample $(SAMPLE)
+
+MINUTES ?= 30
+SEED    ?= 0
+soak: ## random pods, restarts and kills at concurrency 8 for MINUTES (30), all that is said checked; SEED=S repeats (needs root)
+soak: build parts
+	@cd critest
+	go build -o $(BIN)/berth-soak ./soak
+	exec $(BIN)/berth-soak -minutes $(MINUTES) -seed $(SEED)
 
 images-real: ## pull images of Debian packages, 0.3 to 1.5 GB, 127 layers; compare every file (needs root, network)
 images-real: build parts $(STAMPS)/debs-large

@@ -1,0 +1,170 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+)
+
+const (
+	sampleEvery = 2 * time.Second
+	// warm is how long a daemon may grow before it must be flat.
+	warm = 5 * time.Minute
+	// window is what a median is taken over, at most.
+	window = 5 * time.Minute
+)
+
+// sizes are what a leak shows in, at one moment.
+type sizes struct {
+	at                        time.Time
+	goroutines, memory, fds   float64 // the daemon's; KiB
+	monitor                   int     // pid
+	monitorMemory, monitorFDs float64
+	daemon                    int64 // pid
+}
+
+// measures are the numbers of sizes by name, with what they may grow by: a share
+// under load, and an amount.
+var measures = []struct {
+	name          string
+	of            func(sizes) float64
+	share, amount float64
+}{
+	{"daemon KiB", func(s sizes) float64 { return s.memory }, 0.1, 2048},
+	{"daemon goroutines", func(s sizes) float64 { return s.goroutines }, 0.2, 5},
+	{"daemon descriptors", func(s sizes) float64 { return s.fds }, 0.2, 5},
+	{"monitor KiB", func(s sizes) float64 { return s.monitorMemory }, 0.1, 1024},
+	{"monitor descriptors", func(s sizes) float64 { return s.monitorFDs }, 0.2, 5},
+}
+
+type samples struct {
+	mu    sync.Mutex
+	load  []sizes // guarded by mu, as rests
+	rests []sizes
+}
+
+// now measures once.
+func (w *world) now(ctx context.Context) (s sizes, err error) {
+	res, err := w.rt.Status(ctx, &cri.StatusRequest{Verbose: true})
+	if err != nil {
+		return s, err
+	}
+	if err := json.Unmarshal([]byte(res.GetInfo()["goroutines"]), &s.goroutines); err != nil {
+		return s, err
+	}
+	s.at, s.daemon, s.monitor = time.Now(), w.daemon.Load(), w.monitor()
+	var errs [4]error
+	s.memory, errs[0] = resident(int(s.daemon))
+	s.fds, errs[1] = descriptors(int(s.daemon))
+	if s.monitor != 0 {
+		s.monitorMemory, errs[2] = resident(s.monitor)
+		s.monitorFDs, errs[3] = descriptors(s.monitor)
+	}
+	return s, errors.Join(errs[:]...)
+}
+
+// resident is a process's memory in KiB.
+func resident(pid int) (kib float64, err error) {
+	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+	for line := range strings.Lines(string(data)) {
+		if rest, ok := strings.CutPrefix(line, "VmRSS:"); ok {
+			_, err = fmt.Sscan(rest, &kib)
+		}
+	}
+	return kib, err
+}
+
+func descriptors(pid int) (float64, error) {
+	dir, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", pid))
+	return float64(len(dir)), err
+}
+
+// sample measures all the time, and prints a line a minute. What fails while a
+// process is away is left out.
+func (w *world) sample(ctx context.Context, s *samples) {
+	told := time.Now()
+	for ; ctx.Err() == nil; sleep(ctx, sampleEvery) {
+		now, err := w.now(ctx)
+		if err != nil {
+			continue
+		}
+		s.mu.Lock()
+		s.load = append(s.load, now)
+		s.mu.Unlock()
+		if time.Since(told) > time.Minute {
+			told = time.Now()
+			fmt.Printf("%s %s\n", w.clock(), now)
+		}
+	}
+}
+
+func (s sizes) String() string {
+	var parts []string
+	for _, m := range measures {
+		parts = append(parts, fmt.Sprintf("%s %.0f", m.name, m.of(s)))
+	}
+	return strings.Join(parts, ", ")
+}
+
+// rest measures an idle node once it has come to rest.
+func (s *samples) rest(ctx context.Context, w *world) {
+	var last sizes
+	for end := time.Now().Add(15 * time.Second); time.Now().Before(end) && ctx.Err() == nil; time.Sleep(time.Second) {
+		now, err := w.now(ctx)
+		if err != nil {
+			w.bad("at rest: measure: %v", err)
+			return
+		}
+		if now.goroutines == last.goroutines && now.fds == last.fds && now.monitorFDs == last.monitorFDs {
+			break
+		}
+		last = now
+	}
+	fmt.Printf("%s at rest: %s\n", w.clock(), last)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.rests = append(s.rests, last)
+}
+
+// judge compares the calm's end with its minute 5, under load and at rest.
+func (s *samples) judge(w *world, calm time.Time) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	begin := calm.Add(warm)
+	load := slices.DeleteFunc(slices.Clone(s.load), func(x sizes) bool { return x.at.Before(begin) })
+	rests := slices.DeleteFunc(slices.Clone(s.rests), func(x sizes) bool { return x.at.Before(begin) })
+	if len(load) == 0 || len(rests) < 2 {
+		fmt.Printf("a calm of %v is too short to tell whether anything grows\n", time.Since(calm).Round(time.Second))
+		return
+	}
+	end := load[len(load)-1].at
+	span := min(window, end.Sub(begin)/3)
+	first := slices.DeleteFunc(slices.Clone(load), func(x sizes) bool { return x.at.After(begin.Add(span)) })
+	last := slices.DeleteFunc(slices.Clone(load), func(x sizes) bool { return x.at.Before(end.Add(-span)) })
+	fmt.Printf("medians of %v from minute 5 of the calm on and at its end; at rest then and at the end\n", span.Round(time.Second))
+	for _, m := range measures {
+		a, b := median(first, m.of), median(last, m.of)
+		c, d := m.of(rests[0]), m.of(rests[len(rests)-1])
+		fmt.Printf("  %-20s under load %8.0f %8.0f   at rest %8.0f %8.0f\n", m.name, a, b, c, d)
+		if b > a*(1+m.share)+m.amount || d > c*(1+m.share/2)+m.amount {
+			w.bad("%s grew", m.name)
+		}
+	}
+}
+
+func median(of []sizes, what func(sizes) float64) float64 {
+	var all []float64
+	for _, s := range of {
+		all = append(all, what(s))
+	}
+	slices.Sort(all)
+	return all[len(all)/2]
+}
