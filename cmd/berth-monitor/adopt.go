@@ -31,25 +31,34 @@ func (s *server) adopt(conn *monitor.Conn, info *monitor.Container, fds map[stri
 	if err := s.reserve(info.ID); err != nil {
 		return err
 	}
-	c := &container{info: *info, stdin: -1, buffer: -1, pidfd: -1}
-	c.info.Exit = nil
-	if c.info.IO.MaxLine < 1 {
-		c.info.IO.MaxLine = 16384
-	}
-	if err := c.takeOver(fds); err != nil {
-		s.settle(info.ID, nil)
-		if c.log != nil {
-			c.close()
-		}
+	c, err := takeOver(*info, fds)
+	s.settle(info.ID, c)
+	if err != nil {
 		return fmt.Errorf("adopt %s: %w", info.ID, err)
 	}
 	c.start()
-	s.settle(info.ID, c)
 	if err := c.park(conn); err != nil {
 		log.Print(err)
 	}
 	go s.await(c)
 	return nil
+}
+
+// takeOver makes a container of another process's description and descriptors.
+// What it takes of fds is missing there afterwards.
+func takeOver(info monitor.Container, fds map[string]int) (*container, error) {
+	c := &container{info: info, stdin: -1, buffer: -1, pidfd: -1}
+	c.info.Exit = nil
+	if c.info.IO.MaxLine < 1 {
+		c.info.IO.MaxLine = 16384
+	}
+	if err := c.takeOver(fds); err != nil {
+		if c.log != nil {
+			c.close()
+		}
+		return nil, err
+	}
+	return c, nil
 }
 
 // take removes a descriptor from fds; -1 when it is not there.

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"log"
 	"net"
+	"slices"
 	"sync"
 
 	"golang.org/x/sys/unix"
@@ -80,27 +81,42 @@ func (s *server) detach(conn *monitor.Conn, m *monitor.Message) error {
 
 // hangUp ends the attachments of a connection that is over.
 func (s *server) hangUp(conn *monitor.Conn) {
-	s.mu.Lock()
-	var all []*container
-	for _, c := range s.containers {
-		if c != nil {
-			all = append(all, c)
-		}
-	}
-	s.mu.Unlock()
-	for _, c := range all {
-		c.viewers.mu.Lock()
-		var keys []call
-		for k := range c.viewers.sessions {
-			if k.conn == conn {
-				keys = append(keys, k)
-			}
-		}
-		c.viewers.mu.Unlock()
-		for _, k := range keys {
+	for _, c := range s.all() {
+		for _, k := range c.viewers.of(conn) {
 			c.drop(k)
 		}
 	}
+}
+
+// of are the sessions of a connection.
+func (vs *viewers) of(conn *monitor.Conn) (keys []call) {
+	vs.mu.Lock()
+	defer vs.mu.Unlock()
+	for k := range vs.sessions {
+		if k.conn == conn {
+			keys = append(keys, k)
+		}
+	}
+	return keys
+}
+
+// reclaim gives a connection the sessions that are nobody's since this process
+// was renewed, and ends those that it does not want.
+func (c *container) reclaim(conn *monitor.Conn, wanted []uint64) (kept []uint64) {
+	for _, k := range c.viewers.of(nil) {
+		if !slices.Contains(wanted, k.id) {
+			c.drop(k)
+			continue
+		}
+		c.viewers.mu.Lock()
+		if v, ok := c.viewers.sessions[k]; ok {
+			delete(c.viewers.sessions, k)
+			c.viewers.sessions[call{conn, k.id}] = v
+			kept = append(kept, k.id)
+		}
+		c.viewers.mu.Unlock()
+	}
+	return kept
 }
 
 // drop forgets a viewer. A stdin that was for one client ends with it.
@@ -228,6 +244,9 @@ func (c *container) endViewers() {
 }
 
 func (c *container) tellDetached(k call, cause error) {
+	if k.conn == nil {
+		return // the daemon comes back for what is left of its sessions
+	}
 	m := &monitor.Message{Op: monitor.OpDetached, Target: c.info.ID, Session: k.id}
 	if cause != nil {
 		m.Error = refusal(cause)

@@ -27,6 +27,8 @@ const logLimit = 3 * time.Second
 // container is one container of the monitor.
 type container struct {
 	info   monitor.Container
+	child  bool                  // of this process, which so waits for it
+	reaped atomic.Pointer[ended] // set when this process has; nobody else can tell it again
 	log    *logFile
 	pidfd  int
 	stdin  int // write end, -1: none
@@ -282,47 +284,55 @@ func (c *container) ended() bool {
 // park sends the container with duplicates of its descriptors. It holds no lock
 // while it sends, for the daemon may be slow.
 func (c *container) park(conn *monitor.Conn) error {
-	info := c.info
-	m := &monitor.Message{Op: monitor.OpPark, Container: &info}
-	var fds []int
-	defer func() {
-		for _, fd := range fds {
-			_ = unix.Close(fd)
-		}
-	}()
-	add := func(name string, dup int) {
-		if dup >= 0 {
-			m.FDs, fds = append(m.FDs, name), append(fds, dup)
-		}
-	}
-	c.mu.Lock()
-	info.Exit = c.exit
-	if !c.gone {
-		names := [2]string{monitor.FDStdout, monitor.FDStderr}
-		if info.IO.Terminal {
-			names[0] = monitor.FDTTY
-		}
-		for i, f := range c.streams {
-			if f != nil {
-				add(names[i], duplicate(rawFD(f)))
-			}
-		}
-		file, tape := c.log.duplicates()
-		add(monitor.FDLog, file)
-		add(monitor.FDTape, tape)
-		add(monitor.FDStdin, duplicate(c.stdin))
-		add(monitor.FDBuffer, duplicate(c.buffer))
-		add(monitor.FDPid, duplicate(c.pidfd))
-	}
-	c.mu.Unlock()
-	if err := conn.Send(m, fds...); err != nil {
+	info, names, fds := c.duplicates()
+	defer closeAll(fds)
+	if err := conn.Send(&monitor.Message{Op: monitor.OpPark, Container: &info, FDs: names}, fds...); err != nil {
 		return fmt.Errorf("park %s: %w", info.ID, err)
 	}
 	return nil
 }
 
+// duplicates is all that another process needs to go on with the container. The
+// descriptors belong to the caller.
+func (c *container) duplicates() (info monitor.Container, names []string, fds []int) {
+	add := func(name string, dup int) {
+		if dup >= 0 {
+			names, fds = append(names, name), append(fds, dup)
+		}
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	info = c.info
+	info.Exit = c.exit
+	if c.gone {
+		return info, nil, nil
+	}
+	streams := [2]string{monitor.FDStdout, monitor.FDStderr}
+	if info.IO.Terminal {
+		streams[0] = monitor.FDTTY
+	}
+	for i, f := range c.streams {
+		if f != nil {
+			add(streams[i], duplicate(rawFD(f)))
+		}
+	}
+	file, tape := c.log.duplicates()
+	add(monitor.FDLog, file)
+	add(monitor.FDTape, tape)
+	add(monitor.FDStdin, duplicate(c.stdin))
+	add(monitor.FDBuffer, duplicate(c.buffer))
+	add(monitor.FDPid, duplicate(c.pidfd))
+	return info, names, fds
+}
+
+func closeAll(fds []int) {
+	for _, fd := range fds {
+		_ = unix.Close(fd)
+	}
+}
+
 // rawFD reads a descriptor without making the file blocking, as Fd would.
-func rawFD(f *os.File) int {
+func rawFD(f syscall.Conn) int {
 	fd := -1
 	if raw, err := f.SyscallConn(); err == nil {
 		_ = raw.Control(func(u uintptr) { fd = int(u) })

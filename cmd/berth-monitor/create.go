@@ -37,7 +37,7 @@ func (s *server) create(key call, r *monitor.Create) (*monitor.Container, error)
 	if err := s.reserve(r.ID); err != nil {
 		return nil, err
 	}
-	k := &creation{s: s, r: r, key: key, c: &container{pidfd: -1, stdin: -1, buffer: -1}}
+	k := &creation{s: s, r: r, key: key, c: &container{child: true, pidfd: -1, stdin: -1, buffer: -1}}
 	err := errors.New("create: panic in the monitor; see its log")
 	guard("create "+r.ID, func() { err = k.run() })
 	k.closeChild()
@@ -52,9 +52,17 @@ func (s *server) create(key call, r *monitor.Create) (*monitor.Container, error)
 	c.start()
 	s.settle(r.ID, c)
 	s.tell(c.park)
-	s.reaper.watch(c.info.PID, func(e ended) { go s.ended(c, e.status, e.at, "") })
+	s.watch(c)
 	s.reaper.release()
 	return &c.info, nil
+}
+
+// watch waits for the end of an init that is the monitor's child.
+func (s *server) watch(c *container) {
+	s.reaper.watch(c.info.PID, func(e ended) {
+		c.reaped.Store(&e)
+		go s.ended(c, e.status, e.at, "")
+	})
 }
 
 // run does the work; without an error the caller must call reaper.release.

@@ -37,14 +37,24 @@ func main() {
 	}
 	socket := flag.String("socket", "", "path of the unix socket, made with mode 0600")
 	ready := flag.Int("ready-fd", -1, "descriptor that gets one byte when the socket listens")
+	resumed := flag.Int("resume", -1, "descriptor of the state that this process left when it was another build")
+	check := flag.Bool("check-state", false, "only tell whether this build can go on from the state that is its stdin")
+	newest := flag.Int("newest", monitor.Version, "with --check-state: the newest version of the protocol that the daemon speaks")
+	oldest := flag.Int("oldest", 0, "with --check-state: the oldest one")
 	flag.Parse()
 	log.SetFlags(log.LstdFlags | log.LUTC)
 	log.SetPrefix(fmt.Sprintf("berth-monitor[%d]: ", os.Getpid()))
+	if *check {
+		if err := checkState(*newest, *oldest); err != nil {
+			log.Fatal(err)
+		}
+		return
+	}
 	if *socket == "" || flag.NArg() > 0 {
 		flag.Usage()
 		os.Exit(2)
 	}
-	if err := serve(*socket, *ready); err != nil {
+	if err := serve(*socket, *ready, *resumed); err != nil {
 		log.Print(err)
 		if errors.Is(err, unix.EWOULDBLOCK) {
 			os.Exit(monitor.ExitSecond)
@@ -54,7 +64,7 @@ func main() {
 }
 
 // serve runs the monitor to its end.
-func serve(socket string, ready int) error {
+func serve(socket string, ready, resumed int) error {
 	// A few MiB in all: collect early, and give pages back.
 	debug.SetGCPercent(25)
 	debug.SetMemoryLimit(64 << 20)
@@ -64,24 +74,28 @@ func serve(socket string, ready int) error {
 	// runc inherits it and makes mount points in a rootfs, which every user of the
 	// container must get through. The monitor's own files have their modes set.
 	unix.Umask(0o022)
-	lock, err := monitor.Lock(socket)
-	if err != nil {
-		return err
-	}
-	defer lock.Close()
 	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
 		return fmt.Errorf("become subreaper: %w", err)
 	}
 	// Leave the daemon's session also when started by hand; no matter if leading one.
 	_, _ = unix.Setsid()
-	s, err := listen(socket)
+	s, err := begin(socket, resumed)
 	if err != nil {
 		return err
 	}
+	defer s.lock.Close()
 	if ready >= 0 {
 		_, _ = unix.Write(ready, []byte{1})
 		_ = unix.Close(ready)
 	}
 	s.run()
 	return nil
+}
+
+// begin makes a new monitor, or goes on as the one that this process was.
+func begin(socket string, resumed int) (*server, error) {
+	if resumed >= 0 {
+		return resume(socket, resumed)
+	}
+	return listen(socket)
 }

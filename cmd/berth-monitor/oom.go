@@ -69,6 +69,28 @@ func (k *kills) leave(c *container) bool {
 	return killed
 }
 
+// save is what is known of kills in cgroups that are gone.
+func (k *kills) save() map[string]uint64 {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	strange := map[string]uint64{}
+	for dir, p := range k.parents {
+		strange[dir] = p.strange
+	}
+	return strange
+}
+
+// restore goes on from what was saved, when the containers have joined.
+func (k *kills) restore(strange map[string]uint64) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	for dir, n := range strange {
+		if p := k.parents[dir]; p != nil {
+			p.strange = n
+		}
+	}
+}
+
 // own is the sum of the counters of the containers that have not ended.
 func (p *parentKills) own() uint64 {
 	sum := uint64(0)

@@ -18,8 +18,10 @@ type ended struct {
 // reaper waits for every child: commands the monitor spawned, inits, and
 // orphans. Nothing else in the program may wait.
 type reaper struct {
+	// mu is also held from the wait for a child until its end is noted, so that
+	// whoever has it misses none.
 	mu      sync.Mutex
-	watched map[int]func(ended) // by pid, called once; guarded by mu
+	watched map[int]func(ended) // by pid, called once, with mu held: it must not block; guarded by mu
 	// early are the ends of pids nobody watched, kept while commands run: an
 	// init may end before its create has told its pid. guarded by mu
 	early    map[int]ended
@@ -41,6 +43,8 @@ func (r *reaper) run() {
 }
 
 func (r *reaper) collect() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
 	for {
 		var status unix.WaitStatus
 		pid, err := unix.Wait4(-1, &status, unix.WNOHANG, nil)
@@ -54,15 +58,13 @@ func (r *reaper) collect() {
 			continue
 		}
 		e := ended{status, time.Now()}
-		r.mu.Lock()
 		f := r.watched[pid]
 		delete(r.watched, pid)
-		if f == nil && r.commands > 0 {
-			r.early[pid] = e
-		}
-		r.mu.Unlock()
-		if f != nil {
+		switch {
+		case f != nil:
 			f(e)
+		case r.commands > 0:
+			r.early[pid] = e
 		}
 	}
 }
@@ -93,16 +95,15 @@ func (r *reaper) release() {
 }
 
 // watch calls f once when pid, a child now or soon, has ended, from the
-// reaper's goroutine or at once.
+// reaper's goroutine or at once, with mu held.
 func (r *reaper) watch(pid int, f func(ended)) {
 	r.mu.Lock()
+	defer r.mu.Unlock()
 	e, already := r.early[pid]
 	delete(r.early, pid)
-	if !already {
-		r.watched[pid] = f
-	}
-	r.mu.Unlock()
 	if already {
 		f(e)
+		return
 	}
+	r.watched[pid] = f
 }

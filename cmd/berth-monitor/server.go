@@ -28,6 +28,7 @@ const maxRequests = 64
 // server is the monitor.
 type server struct {
 	socket   string
+	lock     *os.File
 	listener *net.UnixListener
 	reaper   *reaper
 	kills    kills
@@ -35,6 +36,7 @@ type server struct {
 	mu         sync.Mutex
 	containers map[string]*container // guarded by mu; nil while it is being made
 	daemon     *monitor.Conn         // guarded by mu; the connection that said hello last
+	renewing   bool                  // guarded by mu; nothing new may begin
 	cancels    map[call]func()       // guarded by mu; running creates
 	idle       *time.Timer           // guarded by mu; runs while the monitor is lonely
 	tidy       *time.Timer           // gives memory back when requests have ceased
@@ -49,20 +51,29 @@ type call struct {
 	id   uint64
 }
 
-// listen makes the socket. The caller has the lock, so an old one is stale.
+// newServer has no socket yet.
+func newServer(socket string) *server {
+	return &server{socket: socket, reaper: newReaper(), containers: map[string]*container{}, cancels: map[call]func(){},
+		tidy: time.AfterFunc(tidyAfter, tidyUp)}
+}
+
+// listen takes the lock and makes the socket; an old one is stale then.
 func listen(socket string) (*server, error) {
+	s := newServer(socket)
+	var err error
+	if s.lock, err = monitor.Lock(socket); err != nil {
+		return nil, err
+	}
 	if err := os.Remove(socket); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return nil, fmt.Errorf("remove stale socket: %w", err)
 	}
-	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: socket, Net: "unix"})
-	if err != nil {
+	if s.listener, err = net.ListenUnix("unix", &net.UnixAddr{Name: socket, Net: "unix"}); err != nil {
 		return nil, fmt.Errorf("listen: %w", err)
 	}
 	if err := os.Chmod(socket, 0o600); err != nil {
 		return nil, fmt.Errorf("set mode of socket: %w", err)
 	}
-	return &server{socket: socket, listener: l, reaper: newReaper(),
-		containers: map[string]*container{}, cancels: map[call]func(){}, tidy: time.AfterFunc(tidyAfter, tidyUp)}, nil
+	return s, nil
 }
 
 // tidyUp collects twice: stacks shrink in one collection and their spans are
@@ -235,15 +246,17 @@ func refusal(err error) *monitor.Error {
 func (s *server) handle(conn *monitor.Conn, m, a *monitor.Message) (err error) {
 	switch m.Op {
 	case monitor.OpHello:
-		if m.Version != monitor.Version {
-			return fmt.Errorf("monitor %d speaks version %d, not %d: %w", os.Getpid(), monitor.Version, m.Version, monitor.ErrVersion)
+		if a.Version, err = monitor.Agree(m.Version, m.Oldest); err != nil {
+			return err
 		}
-		a.Extensions = []string{monitor.ExtAttach}
-		return s.hello(conn)
+		a.Extensions = []string{monitor.ExtAttach, monitor.ExtRenew}
+		a.Sessions, err = s.hello(conn, m.Sessions)
 	case monitor.OpCreate:
 		a.Container, err = s.create(call{conn, m.ID}, m.Create)
 	case monitor.OpAdopt:
 		return s.adopt(conn, m.Container, m.Take())
+	case monitor.OpRenew:
+		return s.renew(m)
 	case monitor.OpReopen:
 		return s.reopen(conn, m.Target)
 	case monitor.OpForget:
@@ -265,8 +278,10 @@ func (s *server) handle(conn *monitor.Conn, m, a *monitor.Message) (err error) {
 }
 
 // hello makes conn the daemon's and parks every container with it. What the
-// daemon before had attached ends first: its stdin must not be parked again.
-func (s *server) hello(conn *monitor.Conn) error {
+// daemon before had attached ends first: its stdin must not be parked again. Of
+// what was attached before this process was renewed the sessions go on that the
+// daemon names; kept says which were still there.
+func (s *server) hello(conn *monitor.Conn, sessions []uint64) (kept []uint64, err error) {
 	s.mu.Lock()
 	old := s.daemon
 	s.mu.Unlock()
@@ -276,19 +291,27 @@ func (s *server) hello(conn *monitor.Conn) error {
 	}
 	s.mu.Lock()
 	s.daemon = conn
+	s.mu.Unlock()
+	for _, c := range s.all() {
+		kept = append(kept, c.reclaim(conn, sessions)...)
+		if err := c.park(conn); err != nil {
+			return nil, err
+		}
+	}
+	return kept, nil
+}
+
+// all are the containers that are made.
+func (s *server) all() []*container {
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	var all []*container
 	for _, c := range s.containers {
 		if c != nil {
 			all = append(all, c)
 		}
 	}
-	s.mu.Unlock()
-	for _, c := range all {
-		if err := c.park(conn); err != nil {
-			return err
-		}
-	}
-	return nil
+	return all
 }
 
 // tell sends to the daemon, if there is one. A daemon that cannot be told learns
@@ -369,6 +392,9 @@ func (s *server) reserve(id string) error {
 	defer s.mu.Unlock()
 	if _, taken := s.containers[id]; taken {
 		return fmt.Errorf("container %s: %w", id, monitor.ErrExists)
+	}
+	if s.renewing {
+		return fmt.Errorf("container %s: %w", id, errRenewing)
 	}
 	s.containers[id] = nil
 	return nil

@@ -47,6 +47,8 @@ func (d *assembled) handlers(ctx context.Context, cfg config.Config, log *logrus
 		return err
 	}
 	d.closers = append(d.closers, func() { logError(log, client.Close()) })
+	d.renewMonitor = func() { renewMonitor(ctx, client, binary, log) }
+	d.renewMonitor()
 	parts.MonitorPID = client.MonitorPID
 	defer close(made)
 	if err := openHandlers(cfg, client, parts); err != nil {
@@ -57,6 +59,18 @@ func (d *assembled) handlers(ctx context.Context, cfg config.Config, log *logrus
 	}
 	d.service, err = runtime.New(*parts)
 	return err
+}
+
+// renewMonitor lets a monitor of an earlier installation become the installed one.
+// Where that cannot be, the old one serves on.
+func renewMonitor(ctx context.Context, client *monitor.Client, binary string, log *logrus.Entry) {
+	log = log.WithFields(logrus.Fields{"monitor": client.MonitorPID(), "binary": binary})
+	switch renewed, err := client.Renew(ctx); {
+	case err != nil:
+		log.WithError(err).Warn("the running monitor is another build than the installed one, and does not become it")
+	case renewed:
+		log.Info("the monitor has become the installed build in place")
+	}
 }
 
 // openHandlers makes the drivers of the configured handlers.

@@ -46,6 +46,7 @@ func (r *reloader) reload() {
 	if err := r.daemon.certificate.reload(); err != nil {
 		r.log.WithError(err).Error("the streaming server keeps its old certificate")
 	}
+	r.daemon.renewMonitor()
 	live := 0
 	for _, c := range changes {
 		log := r.log.WithFields(logrus.Fields{"key": c.Key, "old": c.Old, "new": c.New})

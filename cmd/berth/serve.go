@@ -93,11 +93,12 @@ func setLevel(name string) {
 
 // parts of a daemon that must be closed, last first.
 type assembled struct {
-	service     *runtime.Service
-	images      *image.Store
-	certificate *certificate // of the streaming server; nil: no TLS
-	closers     []func()
-	notify      func(state string) error // tells systemd
+	service      *runtime.Service
+	images       *image.Store
+	certificate  *certificate // of the streaming server; nil: no TLS
+	renewMonitor func()       // makes the running monitor the installed one
+	closers      []func()
+	notify       func(state string) error // tells systemd
 }
 
 func (d *assembled) close() {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -73,19 +74,16 @@ func (c *Client) Attach(ctx context.Context, id string, w Want) (*Attachment, er
 // open registers the attachment and asks the monitor for it.
 func (a *Attachment) open(ctx context.Context, m *Message, fds []int) error {
 	c := a.c
-	conn, err := c.connected(ctx, m.Op)
+	conn, err := c.lockConnected(ctx, m.Op)
 	if err != nil {
 		return err
 	}
-	c.mu.Lock()
 	e, ok := c.table[a.id]
 	switch {
 	case !ok:
 		err = ErrNotFound
 	case e.exit != nil:
 		err = ErrEnded
-	case c.conn != conn:
-		err = ErrUnavailable
 	case !c.can[ExtAttach]:
 		err = fmt.Errorf("monitor %d: %w", c.pid, ErrUnsupported)
 	}
@@ -94,12 +92,11 @@ func (a *Attachment) open(ctx context.Context, m *Message, fds []int) error {
 		return err
 	}
 	a.once = m.Input && e.container.IO.StdinOnce && !e.container.IO.Terminal
-	c.lastID++
-	a.session = c.lastID
-	m.ID = a.session
+	answer := c.expect(m)
+	a.session = m.ID
 	c.attached[a.session] = a
 	c.mu.Unlock()
-	if _, err = c.send(ctx, conn, m, fds...); err != nil {
+	if _, err = c.send(ctx, conn, m, answer, fds...); err != nil {
 		c.endSession(a, err)
 		// The monitor may have attached all the same, after the end of our patience.
 		_ = conn.Send(&Message{ID: a.session, Op: OpDetach, Target: a.id, Session: a.session})
@@ -265,6 +262,24 @@ func (c *Client) detached(m *Message) {
 		err = m.Error
 	}
 	c.endSessionLocked(a, err)
+}
+
+// keepSessions ends what a renewed monitor did not go on with: nothing, but for
+// containers that ended meanwhile. The caller holds c.mu.
+func (c *Client) keepSessions(kept []uint64) {
+	for session, a := range c.attached {
+		if slices.Contains(kept, session) {
+			continue
+		}
+		var err error
+		if e, ok := c.table[a.id]; ok && e.exit == nil {
+			err = fmt.Errorf("the monitor was replaced, attach again: %w", ErrUnavailable)
+		}
+		if a.once {
+			c.dropStdinLocked(a.id)
+		}
+		c.endSessionLocked(a, err)
+	}
 }
 
 // detachAll ends what the lost monitor served. A stdin that was for one client

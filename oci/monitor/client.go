@@ -5,7 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net"
+	"slices"
 	"sync"
 	"time"
 
@@ -44,8 +46,11 @@ type Client struct {
 	lastID   uint64
 	pid      int                    // of the monitor, guarded by mu
 	can      map[string]bool        // the monitor's extensions, guarded by mu
-	attached map[uint64]*Attachment // by session, of the present connection; guarded by mu
+	attached map[uint64]*Attachment // by session; guarded by mu
 	opened   bool                   // guarded by mu; until then exits are kept for Restore, not told
+	paused   bool                   // guarded by mu; the monitor is being renewed, requests wait
+
+	renewal sync.Mutex // held by Renew
 }
 
 // Open connects to the node's monitor, starting it when there is none, and
@@ -137,83 +142,6 @@ func (c *Client) Forget(ctx context.Context, id string) error {
 	return nil
 }
 
-// call sends a request to the present monitor, waiting for one to be there,
-// and returns its answer.
-func (c *Client) call(ctx context.Context, m *Message) (*Message, error) {
-	conn, err := c.connected(ctx, m.Op)
-	if err != nil {
-		return nil, err
-	}
-	return c.exchange(ctx, conn, m)
-}
-
-// connected waits for a monitor to be there.
-func (c *Client) connected(ctx context.Context, op string) (*Conn, error) {
-	for {
-		c.mu.Lock()
-		conn, changed := c.conn, c.changed
-		c.mu.Unlock()
-		if conn != nil {
-			return conn, nil
-		}
-		select {
-		case <-changed:
-		case <-ctx.Done():
-			return nil, fmt.Errorf("%s: no monitor: %w: %w", op, ErrUnavailable, ctx.Err())
-		case <-c.ctx.Done():
-			return nil, fmt.Errorf("%s: client is closed: %w", op, ErrUnavailable)
-		}
-	}
-}
-
-func (c *Client) exchange(ctx context.Context, conn *Conn, m *Message, fds ...int) (*Message, error) {
-	c.mu.Lock()
-	c.lastID++
-	m.ID = c.lastID
-	c.mu.Unlock()
-	return c.send(ctx, conn, m, fds...)
-}
-
-// send is exchange for a message that has its ID.
-func (c *Client) send(ctx context.Context, conn *Conn, m *Message, fds ...int) (*Message, error) {
-	answer := make(chan *Message, 1)
-	c.mu.Lock()
-	c.waiting[m.ID] = answer
-	c.mu.Unlock()
-	defer func() {
-		c.mu.Lock()
-		delete(c.waiting, m.ID)
-		c.mu.Unlock()
-	}()
-	if err := conn.Send(m, fds...); err != nil {
-		return nil, fmt.Errorf("%w: %w", ErrUnavailable, err)
-	}
-	select {
-	case a := <-answer:
-		return checkAnswer(m.Op, a)
-	case <-ctx.Done():
-	}
-	if m.Op != OpCreate {
-		return nil, fmt.Errorf("%s: %w", m.Op, ctx.Err())
-	}
-	// The create must be over before its leftovers can be removed.
-	_ = conn.Send(&Message{Op: OpCancel, Cancel: m.ID})
-	if a := <-answer; a != nil && a.Error == nil {
-		return a, nil
-	}
-	return nil, fmt.Errorf("%s: %w", m.Op, ctx.Err())
-}
-
-func checkAnswer(op string, a *Message) (*Message, error) {
-	if a == nil {
-		return nil, fmt.Errorf("%s: the monitor died meanwhile: %w", op, ErrUnavailable)
-	}
-	if a.Error != nil {
-		return nil, a.Error
-	}
-	return a, nil
-}
-
 // receive serves one connection until it breaks, then brings up the next.
 func (c *Client) receive(conn *Conn) {
 	defer c.tasks.Done()
@@ -258,13 +186,14 @@ func (c *Client) lost(conn *Conn, cause error) {
 	c.mu.Lock()
 	if c.conn == conn {
 		c.conn = nil
-		c.detachAll()
 	}
 	for id, answer := range c.waiting {
 		answer <- nil
 		delete(c.waiting, id)
 	}
-	c.watchOrphans()
+	if !c.paused { // else it may still be the same monitor, as another build
+		c.bereaved()
+	}
 	c.mu.Unlock()
 	if c.ctx.Err() != nil {
 		return
@@ -285,6 +214,12 @@ func (c *Client) lost(conn *Conn, cause error) {
 	}
 }
 
+// bereaved ends what only the lost monitor could go on with. The caller holds c.mu.
+func (c *Client) bereaved() {
+	c.detachAll()
+	c.watchOrphans()
+}
+
 func (c *Client) trouble(err error) {
 	if c.o.OnTrouble != nil && c.ctx.Err() == nil {
 		c.o.OnTrouble(err)
@@ -292,12 +227,14 @@ func (c *Client) trouble(err error) {
 }
 
 // connect reaches a monitor, learns its containers, gives it those that it does
-// not know, and makes it the present one.
+// not know, and makes it the present one. One of a release too far away to talk
+// with is first renewed.
 func (c *Client) connect(ctx context.Context) error {
 	before := c.IDs()
 	var conn *Conn
 	var known map[string]bool
 	var answer *Message
+	renewed := false
 	for limit := time.Now().Add(startLimit); ; time.Sleep(10 * time.Millisecond) {
 		var err error
 		if conn, err = dialOrStart(ctx, c.o); err != nil {
@@ -305,6 +242,12 @@ func (c *Client) connect(ctx context.Context) error {
 		}
 		if known, answer, err = c.hello(conn); err == nil {
 			break
+		}
+		if errors.Is(err, ErrVersion) && !renewed {
+			renewed = true
+			if err = renewStranger(conn, c.o.Binary, err); err == nil {
+				continue
+			}
 		}
 		_ = conn.Close()
 		// A monitor that is just dying accepts and says nothing.
@@ -319,22 +262,39 @@ func (c *Client) connect(ctx context.Context) error {
 			c.handBack(ctx, conn, id)
 		}
 	}
+	c.present(conn, answer)
+	return nil
+}
+
+// present makes a monitor the one that requests go to.
+func (c *Client) present(conn *Conn, answer *Message) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	if c.pid != 0 && c.pid != answer.PID {
+		c.bereaved()
+	}
 	c.conn, c.pid, c.can = conn, answer.PID, map[string]bool{}
 	for _, e := range answer.Extensions {
 		c.can[e] = true
 	}
+	c.keepSessions(answer.Sessions)
+	c.turn()
+}
+
+// turn lets those look again who wait for the connection. The caller holds c.mu.
+func (c *Client) turn() {
 	close(c.changed)
 	c.changed = make(chan struct{})
-	return nil
 }
 
 // hello is the first exchange. The monitor parks every container, then answers.
 func (c *Client) hello(conn *Conn) (known map[string]bool, answer *Message, err error) {
 	_ = conn.c.SetReadDeadline(time.Now().Add(sendLimit))
 	defer conn.c.SetReadDeadline(time.Time{})
-	if err := conn.Send(&Message{ID: 1, Op: OpHello, Version: Version}); err != nil {
+	c.mu.Lock()
+	sessions := slices.Collect(maps.Keys(c.attached))
+	c.mu.Unlock()
+	if err := conn.Send(&Message{ID: 1, Op: OpHello, Version: Version, Oldest: Oldest, Sessions: sessions}); err != nil {
 		return nil, nil, fmt.Errorf("%w: %w", ErrUnavailable, err)
 	}
 	known = map[string]bool{}
@@ -349,10 +309,10 @@ func (c *Client) hello(conn *Conn) (known map[string]bool, answer *Message, err 
 		if m.Op == OpAnswer {
 			m.CloseFDs()
 			if m.Error != nil {
-				return nil, nil, fmt.Errorf("hello: %w", m.Error)
+				return nil, nil, fmt.Errorf("hello to monitor %d: %w", m.PID, m.Error)
 			}
-			if m.Version != Version {
-				return nil, nil, fmt.Errorf("monitor %d speaks version %d, this is %d: %w", m.PID, m.Version, Version, ErrVersion)
+			if m.Version < Oldest || m.Version > Version {
+				return nil, nil, fmt.Errorf("hello to monitor %d: it answers in version %d, this daemon speaks %s: %w", m.PID, m.Version, versions(Oldest, Version), ErrVersion)
 			}
 			return known, m, nil
 		}

@@ -18,6 +18,9 @@
 // for it. Stdin and the terminal's size need no monitor: the daemon has them
 // parked.
 //
+// Renewing is the monitor's change to another build in place, by execve: same
+// process, same children, same descriptors.
+//
 // On disk: the socket and, beside it, <socket>.lock, held by a living monitor;
 // in each bundle monitor.json (the Container, written when it is made) and
 // exit.json (its Exit, written once, when its init has ended).
@@ -36,8 +39,9 @@ var (
 	ErrNotFound = errors.New("container not found in the monitor")
 	// ErrEnded: the container's init has ended.
 	ErrEnded = errors.New("container has ended")
-	// ErrVersion: the running monitor speaks another version of the protocol.
-	ErrVersion = errors.New("monitor speaks another version")
+	// ErrVersion: there is no version of the protocol that the running monitor
+	// and this daemon both speak.
+	ErrVersion = errors.New("no common version")
 	// ErrUnsupported: the running monitor is older than what was asked of it.
 	ErrUnsupported = errors.New("the running monitor is of an older release and cannot do that")
 	// ErrSlow: the reader of an attachment was too far behind to get the last

@@ -5,18 +5,6 @@ import (
 	"time"
 )
 
-// Version of the protocol. It changes when an older end would misunderstand.
-// What an older end merely lacks is an extension instead: the monitor names its
-// extensions in the answer to hello, and the daemon asks for nothing else. So a
-// daemon goes on with the monitor of an older release, which cannot be replaced
-// while containers are its children.
-const Version = 1
-
-// Extensions of version 1.
-const (
-	ExtAttach = "attach" // the operations attach, detach, closestdin and detached
-)
-
 // Limits of one message.
 const (
 	maxFrame = 1 << 20 // bytes of JSON
@@ -36,6 +24,7 @@ const (
 	OpAttach   = "attach" // copies output to the sockets FDStdout and FDStderr that come along
 	OpDetach   = "detach" // ends that attachment
 	OpStdin    = "closestdin"
+	OpRenew    = "renew" // makes the monitor become Binary in place; answered only when that fails
 	OpAnswer   = "answer"
 	OpPark     = "park"     // a container and its descriptors
 	OpExit     = "exit"     // a container's init has ended
@@ -58,15 +47,18 @@ const (
 type Message struct {
 	ID      uint64 `json:"id,omitempty"`
 	Op      string `json:"op"`
-	Version int    `json:"version,omitempty"`
-	PID     int    `json:"pid,omitempty"` // the monitor's, in the answer to hello
+	Version int    `json:"version,omitempty"` // in hello and renew the newest that the daemon speaks, in hello's answer the one agreed on
+	Oldest  int    `json:"oldest,omitempty"`  // in hello and renew
+	PID     int    `json:"pid,omitempty"`     // the monitor's, in the answer to hello
 
 	Create     *Create    `json:"create,omitempty"`
 	Cancel     uint64     `json:"cancel,omitempty"`
 	Container  *Container `json:"container,omitempty"`
 	Target     string     `json:"target,omitempty"`     // container id of reopen, forget, attach, detach, closestdin, detached
 	Session    uint64     `json:"session,omitempty"`    // ID of the attach that detach and detached are about
+	Sessions   []uint64   `json:"sessions,omitempty"`   // in hello those that a renewed monitor is to go on with, in its answer those it has
 	Input      bool       `json:"input,omitempty"`      // attach: this client writes to stdin
+	Binary     string     `json:"binary,omitempty"`     // renew: absolute
 	Extensions []string   `json:"extensions,omitempty"` // in the answer to hello
 	Exit       *Exit      `json:"exit,omitempty"`
 	Error      *Error     `json:"error,omitempty"`

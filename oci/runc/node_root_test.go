@@ -76,16 +76,22 @@ func TestMain(m *testing.M) {
 // by itself.
 func newNode(t *testing.T) *node {
 	t.Helper()
+	binary, err := buildMonitor()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return newNodeOf(t, binary)
+}
+
+// newNodeOf is newNode with another build of the monitor.
+func newNodeOf(t *testing.T, binary string) *node {
+	t.Helper()
 	dir, err := os.MkdirTemp("", "berth-runc") // short: it holds sockets
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	leakcheck.Start(t, leakcheck.Paths(dir))
-	binary, err := buildMonitor()
-	if err != nil {
-		t.Fatal(err)
-	}
 	n := &node{t: t, dir: dir, binary: binary, exits: map[string][]oci.Exit{}}
 	n.open()
 	t.Cleanup(n.end)
@@ -95,8 +101,13 @@ func newNode(t *testing.T) *node {
 // open connects as a daemon that has just started.
 func (n *node) open() {
 	n.t.Helper()
-	var err error
-	n.client, err = monitor.Open(context.Background(), monitor.Options{
+	if err := n.tryOpen(); err != nil {
+		n.t.Fatal(err)
+	}
+}
+
+func (n *node) tryOpen() error {
+	client, err := monitor.Open(context.Background(), monitor.Options{
 		Binary: n.binary, Socket: filepath.Join(n.dir, "monitor.sock"),
 		OnExit: func(x monitor.Exit) {
 			n.mu.Lock()
@@ -106,12 +117,11 @@ func (n *node) open() {
 		OnTrouble: func(err error) { n.t.Logf("trouble: %v", err) },
 	})
 	if err != nil {
-		n.t.Fatal(err)
+		return err
 	}
+	n.client = client
 	n.runtime, err = New(Options{Binary: filepath.Join(leakcheck.DepsDir(n.t), "bin", "runc"), Root: filepath.Join(n.dir, "runc"), Monitor: n.client})
-	if err != nil {
-		n.t.Fatal(err)
-	}
+	return err
 }
 
 // end lets the monitor go: it leaves when it has neither daemon nor container.

@@ -1,0 +1,92 @@
+package monitor
+
+import (
+	"context"
+	"fmt"
+)
+
+// call sends a request to the present monitor, waiting for one to be there,
+// and returns its answer.
+func (c *Client) call(ctx context.Context, m *Message) (*Message, error) {
+	conn, err := c.lockConnected(ctx, m.Op)
+	if err != nil {
+		return nil, err
+	}
+	answer := c.expect(m)
+	c.mu.Unlock()
+	return c.send(ctx, conn, m, answer)
+}
+
+// lockConnected waits for a monitor that takes requests and, without an error,
+// leaves c.mu locked: a renewal waits for the requests that are noted by then.
+func (c *Client) lockConnected(ctx context.Context, op string) (*Conn, error) {
+	for {
+		c.mu.Lock()
+		if c.conn != nil && !c.paused {
+			return c.conn, nil
+		}
+		changed := c.changed
+		c.mu.Unlock()
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return nil, fmt.Errorf("%s: no monitor: %w: %w", op, ErrUnavailable, ctx.Err())
+		case <-c.ctx.Done():
+			return nil, fmt.Errorf("%s: client is closed: %w", op, ErrUnavailable)
+		}
+	}
+}
+
+// exchange is call on a given connection, also of a monitor that is not the
+// present one yet.
+func (c *Client) exchange(ctx context.Context, conn *Conn, m *Message, fds ...int) (*Message, error) {
+	c.mu.Lock()
+	answer := c.expect(m)
+	c.mu.Unlock()
+	return c.send(ctx, conn, m, answer, fds...)
+}
+
+// expect gives a request its ID and notes it as under way. The caller holds c.mu.
+func (c *Client) expect(m *Message) chan *Message {
+	c.lastID++
+	m.ID = c.lastID
+	answer := make(chan *Message, 1)
+	c.waiting[m.ID] = answer
+	return answer
+}
+
+// send sends what is expected and waits for the answer.
+func (c *Client) send(ctx context.Context, conn *Conn, m *Message, answer chan *Message, fds ...int) (*Message, error) {
+	defer func() {
+		c.mu.Lock()
+		delete(c.waiting, m.ID)
+		c.mu.Unlock()
+	}()
+	if err := conn.Send(m, fds...); err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrUnavailable, err)
+	}
+	select {
+	case a := <-answer:
+		return checkAnswer(m.Op, a)
+	case <-ctx.Done():
+	}
+	if m.Op != OpCreate {
+		return nil, fmt.Errorf("%s: %w", m.Op, ctx.Err())
+	}
+	// The create must be over before its leftovers can be removed.
+	_ = conn.Send(&Message{Op: OpCancel, Cancel: m.ID})
+	if a := <-answer; a != nil && a.Error == nil {
+		return a, nil
+	}
+	return nil, fmt.Errorf("%s: %w", m.Op, ctx.Err())
+}
+
+func checkAnswer(op string, a *Message) (*Message, error) {
+	if a == nil {
+		return nil, fmt.Errorf("%s: the monitor died meanwhile: %w", op, ErrUnavailable)
+	}
+	if a.Error != nil {
+		return nil, a.Error
+	}
+	return a, nil
+}
