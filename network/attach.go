@@ -105,7 +105,8 @@ func (m *Manager) add(ctx context.Context, list *libcni.NetworkConfigList, p Pod
 // that one that fails does not keep the others from giving back what they hold.
 // It blocks for at most twice Options.Timeout. Errors: ErrTeardown,
 // ErrPluginNotFound (only if ADD had succeeded: a plugin that was never there
-// holds nothing).
+// holds nothing). Before, it waits for what an earlier daemon left running for the
+// pod, and ends it: an ADD at once, a DEL after Options.Timeout.
 func (m *Manager) Teardown(ctx context.Context, p PodNetwork, r *Result) error {
 	if r == nil || len(r.Config) == 0 {
 		return nil
@@ -116,6 +117,9 @@ func (m *Manager) Teardown(ctx context.Context, p PodNetwork, r *Result) error {
 	}
 	if !isNamespace(p.NetNS) {
 		p.NetNS = "" // CNI's way to say that it has vanished
+	}
+	if err := m.o.Runs.Settle(ctx, p.ID, m.o.Timeout); err != nil {
+		return fmt.Errorf("%w %s from network %q: %w", ErrTeardown, p.ID, r.Network, err)
 	}
 	if err = m.del(ctx, list, p, r); err == nil {
 		return nil

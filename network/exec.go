@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"os"
 	"os/exec"
 	"path/filepath"
 	goruntime "runtime"
@@ -76,9 +77,10 @@ func pluginErrorOf(err error) error {
 // children with it when the deadline is over, and an ADD does not outlive the
 // daemon: going on after a crash it could come after the DEL of the restart. A DEL
 // goes on: stopped halfway, bridge has removed the link and no longer knows the
-// addresses whose rules it should remove.
+// addresses whose rules it should remove. The restart's DEL waits for it.
 type pluginExec struct {
 	version.PluginDecoder
+	runs Runs
 }
 
 // FindInPath returns the plugin's file, or ErrPluginNotFound.
@@ -91,16 +93,16 @@ func (*pluginExec) FindInPath(plugin string, paths []string) (string, error) {
 }
 
 // ExecPlugin runs the plugin and returns its standard output.
-func (*pluginExec) ExecPlugin(ctx context.Context, file string, stdin []byte, environ []string) ([]byte, error) {
+func (e *pluginExec) ExecPlugin(ctx context.Context, file string, stdin []byte, environ []string) ([]byte, error) {
 	for {
-		stdout, stderr, err := runPlugin(ctx, file, stdin, environ)
+		stdout, stderr, err := e.run(ctx, file, stdin, environ)
 		if err == nil {
 			return stdout, nil
 		}
 		if errors.Is(err, syscall.ETXTBSY) && sleep(ctx, 200*time.Millisecond) == nil {
 			continue // the file is being installed just now
 		}
-		failure := &PluginError{Plugin: filepath.Base(file), Verb: verbOf(environ), Stderr: stderr, Err: err}
+		failure := &PluginError{Plugin: filepath.Base(file), Verb: valueOf(environ, "CNI_COMMAND"), Stderr: stderr, Err: err}
 		if ctx.Err() != nil {
 			failure.Err = ctx.Err()
 		}
@@ -112,9 +114,21 @@ func (*pluginExec) ExecPlugin(ctx context.Context, file string, stdin []byte, en
 	}
 }
 
-// runPlugin runs the program once. The goroutine keeps its thread meanwhile: the
-// kernel sends the parent-death signal when the thread ends that made the child.
-func runPlugin(ctx context.Context, file string, stdin []byte, environ []string) (stdout []byte, stderr string, err error) {
+// run runs the program once, held. What it started and left behind goes on when it
+// has succeeded, and goes with it when it has not.
+func (e *pluginExec) run(ctx context.Context, file string, stdin []byte, environ []string) (stdout []byte, stderr string, err error) {
+	cgroup, end, err := e.runs.Hold(valueOf(environ, "CNI_COMMAND"), valueOf(environ, "CNI_CONTAINERID"))
+	if err != nil {
+		return nil, "", err
+	}
+	defer func() { end(err != nil) }()
+	return runPlugin(ctx, file, stdin, environ, cgroup)
+}
+
+// runPlugin is run in a cgroup, where it is not nil. The goroutine keeps its thread
+// meanwhile: the kernel sends the parent-death signal when the thread ends that made
+// the child.
+func runPlugin(ctx context.Context, file string, stdin []byte, environ []string, cgroup *os.File) (stdout []byte, stderr string, err error) {
 	goruntime.LockOSThread()
 	defer goruntime.UnlockOSThread()
 	out, diagnosis := &bounded{limit: maxOutput}, &bounded{limit: maxStderr}
@@ -123,8 +137,11 @@ func runPlugin(ctx context.Context, file string, stdin []byte, environ []string)
 	cmd.Stdin = bytes.NewReader(stdin)
 	cmd.Stdout, cmd.Stderr = out, diagnosis
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
-	if verbOf(environ) != "DEL" {
+	if valueOf(environ, "CNI_COMMAND") != "DEL" {
 		cmd.SysProcAttr.Pdeathsig = syscall.SIGKILL
+	}
+	if cgroup != nil {
+		cmd.SysProcAttr.UseCgroupFD, cmd.SysProcAttr.CgroupFD = true, int(cgroup.Fd())
 	}
 	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
 	cmd.WaitDelay = pipeGrace
@@ -153,10 +170,10 @@ func reapGroup(group int, killed bool) {
 	}
 }
 
-func verbOf(environ []string) string {
+func valueOf(environ []string, name string) string {
 	for _, e := range environ {
-		if verb, ok := strings.CutPrefix(e, "CNI_COMMAND="); ok {
-			return verb
+		if value, ok := strings.CutPrefix(e, name+"="); ok {
+			return value
 		}
 	}
 	return ""

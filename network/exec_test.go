@@ -18,7 +18,7 @@ func runScript(t *testing.T, ctx context.Context, text string) (string, error) {
 	t.Helper()
 	file := t.TempDir() + "/fake"
 	must(t, writeScript(file, text))
-	out, err := (&pluginExec{}).ExecPlugin(ctx, file, []byte("input"), []string{"CNI_COMMAND=ADD", "PATH=" + os.Getenv("PATH")})
+	out, err := (&pluginExec{runs: unheld{}}).ExecPlugin(ctx, file, []byte("input"), []string{"CNI_COMMAND=ADD", "PATH=" + os.Getenv("PATH")})
 	return string(out), err
 }
 
@@ -88,7 +88,7 @@ func TestPluginsOfADeadDaemon(t *testing.T) {
 	if dir := os.Getenv(dirVariable); dir != "" {
 		verb := os.Getenv(verbVariable)
 		must(t, writeScript(dir+"/fake", "echo $$ > "+dir+"/pid.new; mv "+dir+"/pid.new "+dir+"/pid; sleep 0.5; touch "+dir+"/done"))
-		(&pluginExec{}).ExecPlugin(context.Background(), dir+"/fake", nil, []string{"CNI_COMMAND=" + verb, "PATH=" + os.Getenv("PATH")})
+		(&pluginExec{runs: unheld{}}).ExecPlugin(context.Background(), dir+"/fake", nil, []string{"CNI_COMMAND=" + verb, "PATH=" + os.Getenv("PATH")})
 		return
 	}
 	for verb, finishes := range map[string]bool{"ADD": false, "DEL": true} {
@@ -132,7 +132,7 @@ func TestTextFileBusy(t *testing.T) {
 	writer, err := os.OpenFile(file, os.O_WRONLY, 0)
 	must(t, err)
 	time.AfterFunc(300*time.Millisecond, func() { writer.Close() })
-	out, err := (&pluginExec{}).ExecPlugin(context.Background(), file, nil, []string{"PATH=" + os.Getenv("PATH")})
+	out, err := (&pluginExec{runs: unheld{}}).ExecPlugin(context.Background(), file, nil, []string{"PATH=" + os.Getenv("PATH")})
 	if err != nil || string(out) != "done\n" {
 		t.Errorf("%q, %v", out, err)
 	}

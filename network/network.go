@@ -25,6 +25,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"os"
 	"sync"
 	"time"
 
@@ -62,7 +63,23 @@ type Options struct {
 	CacheDir string        // libcni's cache; made when needed
 	Timeout  time.Duration // of one ADD or DEL; 0 means 90 s
 	Template string        // for ApplyPodCIDR; empty: none
+	Runs     Runs          // nil: plugins are not held
 }
+
+// Runs holds plugins' processes, so that a daemon that follows a killed one finds
+// them: see package oci/leash, which is one.
+type Runs interface {
+	// Hold gives the cgroup for a run of a plugin, or nil; end follows it.
+	Hold(verb, pod string) (cgroup *os.File, end func(kill bool), err error)
+	// Settle blocks until nothing that was left for a pod runs any more.
+	Settle(ctx context.Context, pod string, patience time.Duration) error
+}
+
+// unheld is Runs where there is none.
+type unheld struct{}
+
+func (unheld) Hold(string, string) (*os.File, func(bool), error)   { return nil, func(bool) {}, nil }
+func (unheld) Settle(context.Context, string, time.Duration) error { return nil }
 
 // Manager follows the configuration directory and runs plugins. It is safe for
 // concurrent use; calls for one pod are the caller's to order.
@@ -141,10 +158,13 @@ func New(o Options) (*Manager, error) {
 	if o.Timeout <= 0 {
 		o.Timeout = defaultTimeout
 	}
+	if o.Runs == nil {
+		o.Runs = unheld{}
+	}
 	ctx, cancel := context.WithCancel(context.Background())
 	m := &Manager{
 		o:      o,
-		cni:    libcni.NewCNIConfigWithCacheDir(o.BinDirs, o.CacheDir, &pluginExec{}),
+		cni:    libcni.NewCNIConfigWithCacheDir(o.BinDirs, o.CacheDir, &pluginExec{runs: o.Runs}),
 		ctx:    ctx,
 		stop:   cancel,
 		loaded: &loaded{},

@@ -21,6 +21,7 @@ import (
 	"berth/network"
 	"berth/network/hostport"
 	"berth/oci"
+	"berth/oci/leash"
 	"berth/oci/monitor"
 	"berth/oci/runc"
 	"berth/runtime/config"
@@ -236,7 +237,9 @@ func (n *node) open() {
 	ctx, cancel := context.WithCancel(context.Background())
 	p.Images, err = image.Open(ctx, image.Options{Root: n.cfg.Root + "/images"})
 	must(n.t, err)
-	p.Network, err = network.New(network.Options{ConfDir: n.dir + "/net.d", BinDirs: []string{n.dir + "/bin"},
+	p.Leash, err = leash.Open(n.cfg.State)
+	must(n.t, err)
+	p.Network, err = network.New(network.Options{Runs: p.Leash, ConfDir: n.dir + "/net.d", BinDirs: []string{n.dir + "/bin"},
 		CacheDir: n.cfg.Root + "/cni", Timeout: 30 * time.Second, Template: n.cfg.CNI.ConfTemplate})
 	must(n.t, err)
 	p.Streams, err = streaming.New(streaming.Options{Address: "127.0.0.1:0", Lifetime: time.Minute, Idle: time.Hour})
@@ -261,7 +264,7 @@ func (n *node) open() {
 	close(made)
 	s, client := n.Service, n.client
 	n.closers = []func(){cancel, func() { s.Close(context.Background()) }, func() { _ = client.Close() },
-		func() { must(n.t, p.Network.Close()) }, func() { must(n.t, p.Images.Close()) }}
+		func() { must(n.t, p.Network.Close()) }, p.Leash.Close, func() { must(n.t, p.Images.Close()) }}
 	must(n.t, n.Restore(ctx))
 	if !n.untidied {
 		n.tidied()

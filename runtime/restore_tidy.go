@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/moby/sys/mountinfo"
 	"github.com/sirupsen/logrus"
@@ -61,6 +62,7 @@ func (s *Service) behindRestore(ctx context.Context) {
 		s.returnNetworks(ctx, l.rebooted)
 		s.collectNetwork(ctx)
 		s.sweep(ctx, l.orphans)
+		s.endPlugins(ctx)
 	})
 }
 
@@ -126,6 +128,19 @@ func (s *Service) returnNetworks(ctx context.Context, rebooted []*sandbox.Sandbo
 		s.Log.WithField("sandbox", a.Pod.ID).Warn("the record of a pod is lost; its network is given back")
 		if err := s.Network.Teardown(ctx, a.Pod, a.Result); err != nil {
 			s.troubled(logrus.Fields{"sandbox": a.Pod.ID}, err, "give back the network of a pod whose record is lost")
+		}
+	})
+}
+
+// endPlugins ends what CNI plugins of an earlier daemon have left for pods that are
+// gone. For one that is there its own DEL does.
+func (s *Service) endPlugins(ctx context.Context) {
+	each(s, s.Leash.Left(), func(pod string) {
+		if s.sandboxKnown(pod) {
+			return
+		}
+		if err := s.Leash.Settle(ctx, pod, time.Duration(s.Config().CNI.Timeout)); err != nil {
+			s.troubled(logrus.Fields{"sandbox": pod}, err, "end CNI plugins of an earlier daemon")
 		}
 	})
 }

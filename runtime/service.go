@@ -21,6 +21,7 @@ import (
 	"berth/network"
 	"berth/network/hostport"
 	"berth/oci"
+	"berth/oci/leash"
 	"berth/oci/spec"
 	"berth/runtime/admin"
 	"berth/runtime/apparmor"
@@ -50,6 +51,7 @@ type Parts struct {
 	// Networks are those of handlers with a CNI directory of their own.
 	Networks  map[string]*network.Manager
 	HostPorts *hostport.Manager
+	Leash     *leash.Leash           // of CNI plugins; may be nil
 	Handlers  map[string]oci.Runtime // by name
 	// Problems are what opening the records told; of two about one path the later
 	// one counts.

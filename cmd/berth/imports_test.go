@@ -42,6 +42,7 @@ var rooms = map[string][]string{
 	"berth/image/rootfs":       {"berth/image/layer"},
 	"berth/oci":                {},
 	"berth/oci/spec":           {},
+	"berth/oci/leash":          {"berth/oci/monitor", "berth/sandbox/regular"},
 	"berth/oci/checkpoint":     {},
 	"berth/oci/runc":           {"berth/oci", "berth/oci/monitor"},
 	"berth/oci/monitor":        {},

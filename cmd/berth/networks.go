@@ -8,6 +8,7 @@ import (
 
 	"berth/network"
 	"berth/network/hostport"
+	"berth/oci/leash"
 	"berth/runtime"
 	"berth/runtime/config"
 )
@@ -15,9 +16,14 @@ import (
 // networks follows the node's CNI directory and those of handlers that have one of
 // their own, each directory once.
 func (d *assembled) networks(cfg config.Config, log *logrus.Entry, parts *runtime.Parts) error {
+	var err error
+	if parts.Leash, err = leash.Open(cfg.State); err != nil {
+		log.WithError(err).Warn("what a CNI plugin starts may not be found again after this daemon is killed")
+	}
+	d.closers = append(d.closers, parts.Leash.Close)
 	open := func(dir, template string) (*network.Manager, error) {
 		m, err := network.New(network.Options{ConfDir: dir, BinDirs: cfg.CNI.BinDirs, CacheDir: filepath.Join(cfg.Root, "cni"),
-			Timeout: time.Duration(cfg.CNI.Timeout), Template: template})
+			Timeout: time.Duration(cfg.CNI.Timeout), Template: template, Runs: parts.Leash})
 		if err == nil {
 			d.closers = append(d.closers, func() { logError(log, m.Close()) })
 		}

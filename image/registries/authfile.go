@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"os/exec"
 	"strings"
+	"syscall"
 	"time"
 
 	"go.podman.io/image/v5/pkg/sysregistriesv2"
@@ -180,6 +181,8 @@ func (c Config) runHelper(ctx context.Context, helper, server string) (Login, er
 	cmd := exec.CommandContext(ctx, program, "get")
 	cmd.Stdin = strings.NewReader(server)
 	cmd.WaitDelay = time.Second
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // what it starts ends with it
+	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
 	out, err := cmd.Output()
 	if err != nil && ctx.Err() == nil && strings.Contains(string(out), "credentials not found in native keychain") {
 		return Login{}, nil // the protocol's words for "none"

@@ -171,3 +171,21 @@ func Processes(dir string) ([]int, error) {
 	}
 	return pids, nil
 }
+
+// OwnCgroup is the directory of this process's cgroup of version 2, whichever
+// hierarchies the node uses beside. An error where that version is not mounted.
+func OwnCgroup() (string, error) {
+	mounts, err := cgroupMounts()
+	if err != nil {
+		return "", err
+	}
+	self, err := readCgroupFile("self")
+	if err != nil {
+		return "", err
+	}
+	m, path := mounts[""], self[""]
+	if m[0] == "" || !within(path, m[1]) {
+		return "", fmt.Errorf("find own cgroup: cgroup version 2 is not mounted, or without %q", path)
+	}
+	return filepath.Join(m[0], strings.TrimPrefix(path, strings.TrimSuffix(m[1], "/"))), nil
+}
