@@ -159,8 +159,18 @@ func (r *run) record(numbers []int) error {
 	s := r.store
 	s.change.Lock()
 	defer s.change.Unlock()
-	img, known := s.images[r.id].clone(), s.images[r.id] != nil
+	before, known := s.images[r.id], s.images[r.id] != nil
 	if !known {
+		before = s.lostImage(r.id, r.job.tags)
+	}
+	img := before.clone()
+	switch {
+	case known:
+	case img != nil:
+		img.Layers = numbers
+	case r.job.again:
+		return errGone
+	default:
 		img = &saved{Layers: numbers}
 		if a := r.blobs.artifact; a != nil {
 			img.Artifact, img.Config = a.kind, r.blobs.config.Digest
@@ -186,7 +196,7 @@ func (r *run) record(numbers []int) error {
 		}
 	}
 	if !r.job.again {
-		r.job.setOrigin(img, s.images[r.id])
+		r.job.setOrigin(img, before)
 	}
 	img.Annotations = r.leaf().annotations()
 	if reflect.DeepEqual(img, s.images[r.id]) && s.images.hasTags(r.job.tags, r.id) {
@@ -213,6 +223,7 @@ func (r *run) record(numbers []int) error {
 		return err
 	}
 	s.layers.unuse(old)
+	s.found(r.id)
 	return nil
 }
 
@@ -254,7 +265,13 @@ func (r *run) storeBlobs(img *saved) error {
 			return err
 		}
 		delete(r.kept, d)
-		img.LayerBlobs = appendNew(img.LayerBlobs, d)
+	}
+	if r.store.options().KeepLayerBlobs {
+		for _, l := range r.blobs.layers { // those too that came with another image
+			if l.Size > 0 && r.store.blobs.Size(l.Digest) == l.Size {
+				img.LayerBlobs = appendNew(img.LayerBlobs, l.Digest)
+			}
+		}
 	}
 	return nil
 }

@@ -228,9 +228,14 @@ func contentError(err error) error {
 	return fmt.Errorf("%w: %w", ErrInvalidImage, err)
 }
 
-// keep copies the layer as it arrives into a file, when the store is told to.
+// keep copies the layer as it arrives into a file, when the store is told to and
+// has not got it.
 func (r *run) keep(in io.Reader, blob digest.Digest) (io.Reader, error) {
-	if !r.store.options().KeepLayerBlobs {
+	_, again := r.src.(*keptSource)
+	r.mu.Lock()
+	again = again || r.local[blob]
+	r.mu.Unlock()
+	if again || !r.store.options().KeepLayerBlobs {
 		return in, nil
 	}
 	f, err := os.CreateTemp(r.store.staging(), "blob-")

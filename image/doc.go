@@ -31,6 +31,7 @@
 //	                     full disk a second name of it
 //	refs.json.broken     the last refs.json that a start could not read
 //	refs.reserve         room for the records of a removal on a full disk
+//	lost.json            images whose layers are unpacked again from kept blobs
 //	preloaded.json       archives of a preload directory that were imported
 //	blobs/sha256/<hex>   manifests and configs
 //	layers/<n>/diff/     a layer; layer.json beside it says which, and whether it is durable,
@@ -42,5 +43,7 @@
 // Nobody waits for the disk. A background syncfs follows each change; then the
 // layers are marked durable. After a reboot (another boot id) a layer without
 // the mark is dropped, with the images that need it: the image is absent and
-// can be pulled, and never present with empty files.
+// can be pulled, and never present with empty files. Where its layers are kept as
+// they were fetched, they are unpacked again from those, and the image is back
+// without a pull.
 package image

@@ -90,7 +90,7 @@ func measure(path string) (layer.Usage, error) {
 }
 
 func isRecord(name string) bool {
-	return name == refsFile || name == durableFile || name == reserveFile || name == preloadedFile || name == syncedFile || name == brokenFile || strings.HasPrefix(name, temporary)
+	return name == refsFile || name == durableFile || name == reserveFile || name == preloadedFile || name == syncedFile || name == brokenFile || name == lostFile || strings.HasPrefix(name, temporary)
 }
 
 // onceOf counts a file that may have two names there once.

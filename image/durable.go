@@ -17,13 +17,14 @@ import (
 type durability struct {
 	store  *Store
 	wanted chan struct{}
+	later  chan struct{}
 	stop   chan struct{}
 	done   chan struct{}
 	round  sync.Mutex // held during a round
 }
 
 func startDurability(s *Store) *durability {
-	d := &durability{store: s, wanted: make(chan struct{}, 1), stop: make(chan struct{}), done: make(chan struct{})}
+	d := &durability{store: s, wanted: make(chan struct{}, 1), later: make(chan struct{}, 1), stop: make(chan struct{}), done: make(chan struct{})}
 	go d.run()
 	if len(s.layers.pending()) > 0 || !haveCopy(s.root) {
 		d.kick()
@@ -39,17 +40,40 @@ func (d *durability) kick() {
 	}
 }
 
+// removalRest is how long a removal may wait for its round. While the filesystem
+// writes its journal, the next removal waits for that, so a round after each of many
+// would cost more than the removals.
+const removalRest = 2 * time.Second
+
+// kickLater asks for a round after a removal. Without one nothing is lost and
+// nothing lies: records that a power cut brings back name layers that are there,
+// whole, or are dropped because they are not.
+func (d *durability) kickLater() {
+	select {
+	case d.later <- struct{}{}:
+	default:
+	}
+}
+
 func (d *durability) run() {
 	defer close(d.done)
+	var rested <-chan time.Time
 	for {
 		select {
 		case <-d.stop:
 			return
+		case <-d.later:
+			if rested == nil {
+				rested = time.After(removalRest)
+			}
+			continue
+		case <-rested:
 		case <-d.wanted:
-			// An error means "not durable yet": the next change tries again,
-			// and after a power cut the layers are pulled again.
-			_ = d.sync()
 		}
+		rested = nil
+		// An error means "not durable yet": the next change tries again,
+		// and after a power cut the layers are pulled again.
+		_ = d.sync()
 	}
 }
 
@@ -94,7 +118,7 @@ func (d *durability) sync() error {
 	}
 	d.store.change.Lock()
 	defer d.store.change.Unlock()
-	d.store.publish()
+	d.store.publishAnew() // with the sizes as they are now
 	return nil
 }
 

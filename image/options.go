@@ -18,7 +18,7 @@ func (s *Store) Reconfigure(o Options) error {
 	if err := s.use(o); err != nil {
 		return fmt.Errorf("reconfigure image store: %w", err)
 	}
-	s.publish() // records say what is pinned
+	s.publishAnew() // records say what is pinned
 	return nil
 }
 

@@ -166,7 +166,9 @@ func encodeImages(m images) ([]byte, error) {
 		return nil, err
 	}
 	sum := sha256.Sum256(raw)
-	return json.Marshal(refs{Version: refsVersion, Sum: hex.EncodeToString(sum[:]), Images: raw})
+	// As json.Marshal would write a refs, without reading all of raw once more.
+	head := fmt.Sprintf(`{"version":%d,"sum":%q,"images":`, refsVersion, hex.EncodeToString(sum[:]))
+	return slices.Concat([]byte(head), raw, []byte("}")), nil
 }
 
 func decodeImages(data []byte) (images, error) {

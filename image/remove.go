@@ -2,6 +2,7 @@ package image
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 )
@@ -13,6 +14,9 @@ import (
 // deleted behind.
 func (s *Store) Remove(ctx context.Context, ref string) error {
 	r, err := s.Resolve(ref)
+	if errors.Is(err, ErrNotFound) && s.removeLost(ref) {
+		return nil
+	}
 	if err != nil {
 		return fmt.Errorf("remove image: %w", err)
 	}
@@ -22,6 +26,7 @@ func (s *Store) Remove(ctx context.Context, ref string) error {
 	s.left.giveWay()
 	s.change.Lock()
 	defer s.change.Unlock()
+	s.forgetLost(func(l *lostImage) bool { return l.tried })
 	img := s.images[r.ID]
 	if img == nil || img.Removed {
 		return fmt.Errorf("remove image: %w: %s", ErrNotFound, ref)
@@ -29,7 +34,14 @@ func (s *Store) Remove(ctx context.Context, ref string) error {
 	if s.heldBy()[r.ID] {
 		gone := img.clone()
 		gone.Tags, gone.Digests, gone.Imported, gone.Pinned, gone.Removed = nil, nil, nil, false, true
-		return s.commitBy(s.disk.saveShorter, s.images.with(r.ID, gone))
+		next := s.images.with(r.ID, gone)
+		if err := s.disk.saveShorter(s.root, next); err != nil {
+			return err
+		}
+		s.images = next
+		s.publish()
+		s.durable.kickLater()
+		return nil
 	}
 	return s.forget(r.ID)
 }
@@ -57,21 +69,20 @@ func (s *Store) forget(id string) error {
 		err = s.disk.saveShorter(s.root, s.images)
 	}
 	s.publish()
-	s.durable.kick()
+	s.durable.kickLater()
 	return err
 }
 
-// dropBlobs removes the blobs that no image refers to. A blob that stays by
-// mistake costs a few kilobytes until the next start.
+// dropBlobs removes the blobs that no image refers to. Their files go behind.
+// Called with change held.
 func (s *Store) dropBlobs() {
-	_ = s.blobs.Drop(s.wantedBlobs())
+	s.blobs.Drop(s.wantedBlobs())
+	s.trash.soon(func() { s.blobs.Bury(s.trash.take) })
 }
 
 // commit saves new records and makes them visible. Called with change held.
-func (s *Store) commit(m images) error { return s.commitBy(s.disk.saveImages, m) }
-
-func (s *Store) commitBy(save func(root string, m images) error, m images) error {
-	if err := save(s.root, m); err != nil {
+func (s *Store) commit(m images) error {
+	if err := s.disk.saveImages(s.root, m); err != nil {
 		return err
 	}
 	s.images = m

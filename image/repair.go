@@ -4,15 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"maps"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 
 	"github.com/opencontainers/go-digest"
-	"go.podman.io/image/v5/types"
 )
 
 var errStillDamaged = errors.New("the image has a damaged layer still")
@@ -73,6 +70,9 @@ func (s *Store) mend(ctx context.Context, id string) Repair {
 		return Repair{true, "unpacked again from the blobs kept here"}
 	}
 	for _, name := range img.Digests {
+		if s.view.Load().byID[id] == nil {
+			return Repair{true, "the image was removed meanwhile"}
+		}
 		_, err := s.Pull(ctx, PullRequest{Reference: name})
 		if attempt(name, err) {
 			return Repair{true, "fetched again from " + name}
@@ -150,90 +150,6 @@ func (s *Store) dropBadBlobs(ctx context.Context, id string) {
 	if s.commit(next) == nil {
 		s.dropBlobs()
 	}
-}
-
-// keptImage is an image as it is kept here, nil when what is needed of it is
-// not: a manifest and the blobs of its damaged layers.
-func (s *Store) keptImage(id string, img *saved) *keptSource {
-	entries := s.layers.entries(img.Layers)
-	for _, d := range img.Blobs {
-		data, err := s.blobs.Get(d)
-		if err != nil {
-			continue
-		}
-		doc, err := newDocument(data, "")
-		if err != nil || doc.isIndex() {
-			continue
-		}
-		parts, err := doc.parse()
-		if err != nil || id != d.String() && id != parts.config.Digest.String() || len(parts.layers) != len(entries) {
-			continue
-		}
-		has := true
-		for i, e := range entries {
-			has = has && (!s.layers.isDamaged(e) || slices.Contains(img.LayerBlobs, parts.layers[i].Digest))
-		}
-		if has {
-			return &keptSource{store: s, id: id, doc: doc}
-		}
-	}
-	return nil
-}
-
-// fromKept unpacks an image's damaged layers again. The policy is not asked: it
-// was when the image came, and is whenever the image is used.
-func (s *Store) fromKept(ctx context.Context, k *keptSource) error {
-	t := s.board.begin("repair", k.id)
-	open := func(context.Context) (types.ImageSource, error) { return k, nil }
-	id, err := s.fetch(ctx, job{open: open, parallel: true, again: true, track: t})
-	if err != nil {
-		id, err = "", s.describe("repair", k.id, err, nil)
-	}
-	t.end(id, err)
-	return err
-}
-
-// keptSource is an image in the store as something to fetch from.
-type keptSource struct {
-	store *Store
-	id    string
-	doc   document
-}
-
-func (k *keptSource) Reference() types.ImageReference {
-	return &endpoint{run: &run{id: k.id}}
-}
-
-func (k *keptSource) Close() error               { return nil }
-func (k *keptSource) HasThreadSafeGetBlob() bool { return true }
-
-func (k *keptSource) GetManifest(context.Context, *digest.Digest) ([]byte, string, error) {
-	return k.doc.data, k.doc.mediaType, nil
-}
-
-func (k *keptSource) GetBlob(_ context.Context, info types.BlobInfo, _ types.BlobInfoCache) (io.ReadCloser, int64, error) {
-	path, err := k.store.blobs.Path(info.Digest)
-	if err != nil {
-		return nil, 0, err
-	}
-	f, err := os.Open(path)
-	if err != nil {
-		return nil, 0, err
-	}
-	st, err := f.Stat()
-	if err != nil {
-		f.Close()
-		return nil, 0, err
-	}
-	return f, st.Size(), nil
-}
-
-func (k *keptSource) GetSignatures(context.Context, *digest.Digest) ([][]byte, error) {
-	return nil, nil
-}
-
-func (k *keptSource) LayerInfosForCopy(context.Context, *digest.Digest) ([]types.BlobInfo, error) {
-	return nil, nil
 }
 
 // tidy removes what belongs to no image.

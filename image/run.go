@@ -49,6 +49,7 @@ type run struct {
 	have  map[digest.Digest]*entry   // by diffID; each counted once as used
 	mine  map[digest.Digest]*claim   // by blob digest
 	kept  map[digest.Digest]*os.File // layer blobs set aside, by digest
+	local map[digest.Digest]bool     // layer blobs that are read where they are kept
 	first error                      // the first error of a layer; guarded by mu
 	again bool                       // a layer went on from what an earlier try had left; guarded by mu
 }
@@ -160,7 +161,8 @@ func (r *run) mapBlobs() error {
 
 // copy fetches the layers and records the image.
 func (r *run) copy(ctx context.Context) error {
-	r.have, r.mine, r.kept = map[digest.Digest]*entry{}, map[digest.Digest]*claim{}, map[digest.Digest]*os.File{}
+	r.have, r.mine = map[digest.Digest]*entry{}, map[digest.Digest]*claim{}
+	r.kept, r.local = map[digest.Digest]*os.File{}, map[digest.Digest]bool{}
 	// The real policy has been asked; the library asks again, about our end.
 	admit, err := signature.NewPolicyContext(&signature.Policy{
 		Default: signature.PolicyRequirements{signature.NewPRInsecureAcceptAnything()},

@@ -301,6 +301,7 @@ func TestSignaturesAreKeptWithTheImage(t *testing.T) {
 	e.sign(e.key, e.ref, e.repo+":other")
 	e.wants("pull", e.pull(e.ref, ""), "")
 	blobs := func() int {
+		calm(t, e.store)
 		list, err := os.ReadDir(filepath.Join(e.store.root, "blobs/sha256"))
 		if err != nil {
 			t.Fatal(err)

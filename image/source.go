@@ -84,8 +84,12 @@ func (s *source) open(ctx context.Context, info types.BlobInfo, cache types.Blob
 	return s.run.watch(info.Digest, stream), nil
 }
 
-// resume opens a layer at its registry, after what an earlier try has left.
+// resume opens a layer where it is kept, else at its registry, after what an earlier
+// try has left.
 func (r *run) resume(ctx context.Context, blob digest.Digest) (io.ReadCloser, error) {
+	if kept, err := r.openKept(ctx, blob); kept != nil || err != nil {
+		return kept, err
+	}
 	in := &resumed{size: r.sizeOf[blob], part: r.store.left.open(blob, r.sizeOf[blob])}
 	in.from = func(at int64) (io.ReadCloser, error) {
 		rest, err := r.remote.Open(ctx, fetch.Blob{Digest: blob, Size: in.size}, at)

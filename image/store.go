@@ -62,6 +62,7 @@ type Store struct {
 	// reader ever takes it.
 	change  sync.Mutex
 	images  images                     // guarded by change
+	lost    map[string]*lostImage      // by image id; guarded by change
 	holders map[string]map[string]bool // holder → image ids; guarded by change
 	configs map[string]ispec.Image     // guarded by change
 	view    atomic.Pointer[view]       // what readers see
@@ -134,6 +135,7 @@ func openOn(ctx context.Context, o Options, d *disk) (*Store, error) {
 		return nil, fmt.Errorf("open image store: %w", err)
 	}
 	s.durable = startDurability(s)
+	s.restoreLost()
 	return s, nil
 }
 
@@ -164,6 +166,9 @@ func (s *Store) load(ctx context.Context) (err error) {
 		if s.adopt(id, img) {
 			kept[id] = img
 		}
+	}
+	if err := s.findLost(stored, kept); err != nil {
+		return err
 	}
 	if !readable(s.root) || len(kept) != len(stored) {
 		if err := s.disk.saveShorter(s.root, kept); err != nil {
@@ -270,6 +275,11 @@ func (s *Store) wantedBlobs() map[digest.Digest]bool {
 			wanted[d] = wanted[d] || layers
 		}
 	}
+	for id, l := range s.lost {
+		for _, d := range slices.Concat(l.parts(id), l.LayerBlobs) {
+			wanted[d] = true
+		}
+	}
 	return wanted
 }
 
@@ -306,15 +316,24 @@ func (s *Store) Close() error {
 	return nil
 }
 
-// publish makes the current records visible. Called with change held, or
-// before anybody else knows the store.
-func (s *Store) publish() {
-	v := &view{byID: map[string]*Record{}, byName: map[string]*Record{}}
+// publish makes the current records visible. Those that have not changed stay: with
+// hundreds of images it is they that would take the time. Called with change held,
+// or before anybody else knows the store.
+func (s *Store) publish() { s.show(s.view.Load()) }
+
+// publishAnew is publish when sizes or pins may have changed.
+func (s *Store) publishAnew() { s.show(nil) }
+
+func (s *Store) show(before *view) {
+	v := &view{byID: make(map[string]*Record, len(s.images)), byName: make(map[string]*Record, 2*len(s.images))}
 	for id, img := range s.images {
 		if img.Removed {
 			continue
 		}
-		r := s.record(id, img)
+		r := before.recordOf(id, img)
+		if r == nil {
+			r = s.record(id, img)
+		}
 		v.list = append(v.list, r)
 		v.byID[id] = r
 		for _, n := range r.RepoTags {
@@ -356,7 +375,7 @@ func (s *Store) record(id string, img *saved) *Record {
 func (s *Store) overhead() layer.Usage {
 	at := func(part string) string { return filepath.Join(s.root, part) }
 	var u layer.Usage
-	for _, dir := range []string{"", "layers", "staging", "trash", refsFile, reserveFile, preloadedFile, brokenFile} {
+	for _, dir := range []string{"", "layers", "staging", "trash", refsFile, reserveFile, preloadedFile, brokenFile, lostFile} {
 		u = u.Add(layer.UsageOf(at(dir)))
 	}
 	current, err := os.Stat(at(refsFile))
@@ -412,6 +431,17 @@ func (s *Store) Resolve(ref string) (*Record, error) {
 		return nil, err
 	}
 	return nil, fmt.Errorf("%w: %s", ErrNotFound, ref)
+}
+
+// recordOf is the record that was made of img, nil when there is none.
+func (v *view) recordOf(id string, img *saved) *Record {
+	if v == nil {
+		return nil
+	}
+	if r := v.byID[id]; r != nil && r.saved == img {
+		return r
+	}
+	return nil
 }
 
 func (v *view) byPrefix(prefix string) (match *Record, found int) {

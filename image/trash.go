@@ -27,6 +27,7 @@ type trash struct {
 	done  chan struct{}
 	leave context.CancelFunc
 	hurry atomic.Int32 // who waits for it to be empty
+	moves sync.WaitGroup
 }
 
 func openTrash(dir string, d *disk) (*trash, error) {
@@ -59,6 +60,16 @@ func (t *trash) take(path string) {
 		return
 	}
 	t.wake()
+}
+
+// soon runs what moves something into the trash, behind the caller's back: even a
+// rename can wait for the disk.
+func (t *trash) soon(move func()) {
+	t.count(1)
+	t.moves.Go(func() {
+		move()
+		t.count(-1)
+	})
 }
 
 // count changes the number of directories that wait to be deleted.
@@ -163,6 +174,7 @@ func (t *trash) mayRest() bool {
 }
 
 func (t *trash) close() {
+	t.moves.Wait()
 	t.leave()
 	<-t.done
 }

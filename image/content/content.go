@@ -14,6 +14,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -34,10 +35,11 @@ var ErrCorrupt = errors.New("blob is corrupt")
 type Store struct {
 	dir string
 
-	mu    sync.Mutex
-	known map[digest.Digest]blob // what is there; guarded by mu
-	total layer.Usage            // of known; guarded by mu
-	fresh []digest.Digest        // not settled; guarded by mu
+	mu      sync.Mutex
+	known   map[digest.Digest]blob // what is there; guarded by mu
+	dropped map[digest.Digest]bool // what waits for Bury, not in known; guarded by mu
+	total   layer.Usage            // of known; guarded by mu
+	fresh   []digest.Digest        // not settled; guarded by mu
 }
 
 type blob struct {
@@ -50,7 +52,7 @@ func Open(dir string) (*Store, error) {
 	if err := os.MkdirAll(filepath.Join(dir, "sha256"), 0o700); err != nil {
 		return nil, fmt.Errorf("create blob directory: %w", err)
 	}
-	s := &Store{dir: dir, known: map[digest.Digest]blob{}}
+	s := &Store{dir: dir, known: map[digest.Digest]blob{}, dropped: map[digest.Digest]bool{}}
 	list, err := os.ReadDir(filepath.Join(dir, "sha256"))
 	if err != nil {
 		return nil, fmt.Errorf("list blobs: %w", err)
@@ -73,12 +75,17 @@ func (s *Store) note(d digest.Digest) {
 
 // look takes down a blob as it is on the disk now, or that it is not.
 func (s *Store) look(d digest.Digest) {
-	path, err := s.Path(d)
-	if err != nil {
-		return
-	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	s.lookLocked(d)
+}
+
+// lookLocked is look with mu held.
+func (s *Store) lookLocked(d digest.Digest) {
+	path, err := s.Path(d)
+	if err != nil || s.dropped[d] {
+		return
+	}
 	old := s.known[d].usage
 	s.total = layer.Usage{Bytes: s.total.Bytes - old.Bytes, Inodes: s.total.Inodes - old.Inodes}
 	delete(s.known, d)
@@ -145,6 +152,7 @@ func (s *Store) Put(d digest.Digest, data []byte) error {
 	if digest.FromBytes(data) != d {
 		return fmt.Errorf("store blob %s: %w", d, ErrCorrupt)
 	}
+	s.revive(d)
 	if _, err := s.Get(d); err == nil {
 		return nil
 	}
@@ -174,6 +182,7 @@ func (s *Store) Adopt(d digest.Digest, file string) error {
 	if err != nil {
 		return err
 	}
+	s.revive(d)
 	if err := os.Rename(file, path); err != nil {
 		return fmt.Errorf("store blob %s: %w", d, err)
 	}
@@ -188,7 +197,7 @@ func (s *Store) Get(d digest.Digest) ([]byte, error) {
 		return nil, err
 	}
 	data, err := os.ReadFile(path)
-	if errors.Is(err, fs.ErrNotExist) {
+	if errors.Is(err, fs.ErrNotExist) || s.isDropped(d) {
 		return nil, fmt.Errorf("%w: %s", ErrNotFound, d)
 	}
 	if err != nil {
@@ -207,31 +216,27 @@ func (s *Store) Has(d digest.Digest) bool {
 		return false
 	}
 	_, err = os.Lstat(path)
-	return err == nil
+	return err == nil && !s.isDropped(d)
 }
 
-// Remove deletes a blob; an absent one is success.
-func (s *Store) Remove(d digest.Digest) error {
-	path, err := s.Path(d)
-	if err != nil {
-		return err
-	}
-	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("remove blob %s: %w", d, err)
-	}
-	s.look(d)
-	return nil
+func (s *Store) isDropped(d digest.Digest) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.dropped[d]
 }
 
 // Strays lists the files that are not in keep, leftovers of broken writes
-// among them.
+// among them, but not what waits for Bury.
 func (s *Store) Strays(keep map[digest.Digest]bool) (names []string, err error) {
+	s.mu.Lock()
+	dropped := maps.Clone(s.dropped)
+	s.mu.Unlock()
 	list, err := os.ReadDir(filepath.Join(s.dir, "sha256"))
 	if err != nil {
 		return nil, fmt.Errorf("list blobs: %w", err)
 	}
 	for _, e := range list {
-		if d := digest.NewDigestFromEncoded(digest.SHA256, e.Name()); d.Validate() != nil || !keep[d] {
+		if d := digest.NewDigestFromEncoded(digest.SHA256, e.Name()); d.Validate() != nil || !keep[d] && !dropped[d] {
 			names = append(names, e.Name())
 		}
 	}
@@ -253,23 +258,47 @@ func (s *Store) Sweep(keep map[digest.Digest]bool) error {
 	return nil
 }
 
-// Drop removes the blobs that are not in keep, as Sweep does, but knows them
-// from memory: what else is in the directory stays.
-func (s *Store) Drop(keep map[digest.Digest]bool) error {
-	var unwanted []digest.Digest
+// Drop forgets the blobs that are not in keep, from memory: their files go with
+// Bury. One that is stored again before that stays.
+func (s *Store) Drop(keep map[digest.Digest]bool) {
 	s.mu.Lock()
-	for d := range s.known {
+	defer s.mu.Unlock()
+	for d, b := range s.known {
 		if !keep[d] {
-			unwanted = append(unwanted, d)
+			s.total = layer.Usage{Bytes: s.total.Bytes - b.usage.Bytes, Inodes: s.total.Inodes - b.usage.Inodes}
+			delete(s.known, d)
+			s.dropped[d] = true
 		}
 	}
-	s.mu.Unlock()
-	for _, d := range unwanted {
-		if err := s.Remove(d); err != nil {
-			return err
-		}
+}
+
+// Bury hands the file of each dropped blob to take, which moves it away.
+func (s *Store) Bury(take func(path string)) {
+	for s.buryOne(take) {
 	}
-	return nil
+}
+
+func (s *Store) buryOne(take func(path string)) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for d := range s.dropped {
+		delete(s.dropped, d)
+		if path, err := s.Path(d); err == nil {
+			take(path)
+		}
+		return true
+	}
+	return false
+}
+
+// revive takes back that a blob was dropped.
+func (s *Store) revive(d digest.Digest) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.dropped[d] {
+		delete(s.dropped, d)
+		s.lookLocked(d)
+	}
 }
 
 // Verify reads a blob of any size and compares it with its digest. A done ctx

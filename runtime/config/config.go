@@ -86,7 +86,7 @@ type Image struct {
 	MaxConcurrentUnpacks   int      `toml:"max_concurrent_unpacks" live:"yes" comment:"Layers fetched and unpacked at once by all pulls and imports together (1 to 256). It bounds memory (2 MiB each, of zstd layers as much as they were compressed with: mostly 8 MiB) and connections."`
 	Pinned                 []string `toml:"pinned" live:"yes" comment:"Images that kubelet's garbage collection leaves alone: a reference, the beginning of one and a *, or a part of one between two *."`
 	PreloadDir             string   `toml:"preload_dir" live:"yes" comment:"Directory of archives, *.tar, *.tar.gz and *.tar.zst, that are imported when the daemon starts or reloads, each once; those in its directory pinned are pinned. Empty: preload below root."`
-	KeepLayerBlobs         bool     `toml:"keep_layer_blobs" live:"yes" comment:"Also keep layers as they were fetched, compressed."`
+	KeepLayerBlobs         bool     `toml:"keep_layer_blobs" live:"yes" comment:"Also keep layers as they were fetched, compressed: exports are exact, and what is damaged or was dropped after a power cut is unpacked again without the registry."`
 }
 
 // Runtime configures sandboxes and containers.
