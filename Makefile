@@ -209,8 +209,8 @@ images-real: build parts $(STAMPS)/debs-large
 
 PEERS ?=
 PART  ?= all
-bench: ## times and memory against bare runc, CNI plugins and tar; PART=pods|pulls, PEERS=containerd (needs root)
-bench: build parts $(if $(filter-out pods,$(PART)),$(STAMPS)/debs-common) $(if $(filter containerd,$(PEERS)),$(STAMPS)/containerd-$(CONTAINERD_VERSION))
+bench: ## times and memory against bare runc, CNI plugins and tar; PART=pods|pulls|density, PEERS=containerd (needs root)
+bench: build parts $(if $(filter-out pods density,$(PART)),$(STAMPS)/debs-common) $(if $(filter containerd,$(PEERS)),$(STAMPS)/containerd-$(CONTAINERD_VERSION))
 	@cd critest
 	go build -o $(BIN)/berth-bench ./bench
 	exec $(BIN)/berth-bench -part $(PART) -peers '$(PEERS)'

@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"slices"
 	"sync"
@@ -126,22 +127,32 @@ func (b *bench) listCalls(container string) []call {
 // makes those that are not there. It returns the containers.
 func (b *bench) enlarge(ctx context.Context, first, last, nth int) ([]string, error) {
 	ids := make([]string, last-first)
+	err := inParallel(4, last-first, func(i int) (err error) {
+		ids[i], err = b.member(ctx, fmt.Sprintf("fleet%d", first+i), nth)
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("start pods of the fleet: %w", err)
+	}
+	return ids, nil
+}
+
+// inParallel calls do for each number below n, some at once, until one fails.
+func inParallel(at, n int, do func(i int) error) error {
 	var next atomic.Int64
 	var mu sync.Mutex
 	var failed error // guarded by mu
 	var all sync.WaitGroup
-	for range 4 {
+	for range at {
 		all.Go(func() {
 			for {
 				i := int(next.Add(1)) - 1
-				if i >= len(ids) {
+				if i >= n {
 					return
 				}
-				id, err := b.member(ctx, fmt.Sprintf("fleet%d", first+i), nth)
+				err := do(i)
 				mu.Lock()
-				if ids[i] = id; err != nil {
-					failed = err
-				}
+				failed = errors.Join(failed, err)
 				stop := failed != nil
 				mu.Unlock()
 				if stop {
@@ -151,10 +162,7 @@ func (b *bench) enlarge(ctx context.Context, first, last, nth int) ([]string, er
 		})
 	}
 	all.Wait()
-	if failed != nil {
-		return nil, fmt.Errorf("start pods of the fleet: %w", failed)
-	}
-	return ids, nil
+	return failed
 }
 
 // member starts one container more in a pod of the fleet.

@@ -29,7 +29,7 @@ func main() {
 	rounds := flag.Int("rounds", 15, "pods per measurement; 0 measures lists and statistics alone")
 	pods := flag.Int("pods", 20, "pods for the memory figures")
 	many := flag.Int("many", 300, "pods for lists and statistics")
-	part := flag.String("part", "all", "what to measure: pods, pulls or all")
+	part := flag.String("part", "all", "what to measure: pods, pulls, density or all (pods and pulls)")
 	peers := flag.String("peers", "", "also measure pulls of: containerd")
 	pullRounds := flag.Int("pull-rounds", 3, "pulls of each image by each")
 	flag.Parse()
@@ -41,15 +41,18 @@ func main() {
 	defer stop()
 	var err error
 	switch *part {
-	case "all", "pods", "pulls":
+	case "all", "pods", "pulls", "density":
 	default:
 		err = fmt.Errorf("no part is called %q", *part)
 	}
-	if err == nil && *part != "pulls" {
-		b := &bench{rounds: *rounds, pods: *pods, many: *many, times: map[string][]time.Duration{}}
-		err = b.run(ctx)
+	b := &bench{rounds: *rounds, pods: *pods, many: *many, times: map[string][]time.Duration{}}
+	if err == nil && *part == "density" {
+		err = b.withNode(ctx, b.density)
 	}
-	if err == nil && *part != "pods" {
+	if err == nil && (*part == "all" || *part == "pods") {
+		err = b.withNode(ctx, b.run)
+	}
+	if err == nil && (*part == "all" || *part == "pulls") {
 		err = (&pulls{peers: *peers, rounds: *pullRounds}).run(ctx)
 	}
 	if err != nil {
@@ -68,7 +71,8 @@ type bench struct {
 	times    map[string][]time.Duration
 }
 
-func (b *bench) run(ctx context.Context) (err error) {
+// withNode runs do on a node that has the containers' image.
+func (b *bench) withNode(ctx context.Context, do func(context.Context) error) (err error) {
 	stock, err := node.OpenStock()
 	if err != nil {
 		return err
@@ -84,6 +88,10 @@ func (b *bench) run(ctx context.Context) (err error) {
 	if err != nil {
 		return fmt.Errorf("pull the container's image: %w", err)
 	}
+	return do(ctx)
+}
+
+func (b *bench) run(ctx context.Context) error {
 	for round := range b.rounds {
 		if err := b.floor(ctx, round); err != nil {
 			return fmt.Errorf("measure the floors: %w", err)

@@ -141,7 +141,7 @@ func (s *samples) judge(w *world, calm time.Time) {
 	begin := calm.Add(warm)
 	load := slices.DeleteFunc(slices.Clone(s.load), func(x sizes) bool { return x.at.Before(begin) })
 	rests := slices.DeleteFunc(slices.Clone(s.rests), func(x sizes) bool { return x.at.Before(begin) })
-	if len(load) == 0 || len(rests) < 2 {
+	if len(load) == 0 || len(rests) < 2 || load[len(load)-1].at.Sub(begin) < 2*window {
 		fmt.Printf("a calm of %v is too short to tell whether anything grows\n", time.Since(calm).Round(time.Second))
 		return
 	}

@@ -21,7 +21,8 @@ func gone(err error) bool {
 // KillCgroup kills every process of a cgroup directory and of those below it
 // and returns when none is left but zombies. Idempotent; nil when the
 // directory is gone. v2 does it by cgroup.kill, v1 by freezing, killing and
-// thawing until nothing is left. It blocks until then, until ctx ends, or until
+// thawing until nothing is left; what somebody else froze dies as well (see
+// moveToThawed). It blocks until then, until ctx ends, or until
 // what is left has hung inside the kernel for 3 seconds; the error then names the
 // processes and wraps context.DeadlineExceeded. They die when the kernel lets go.
 func KillCgroup(ctx context.Context, dir string) error {
@@ -96,7 +97,66 @@ func killOnce(dir string) error {
 			return fmt.Errorf("kill %d of cgroup %s: %w", pid, dir, err)
 		}
 	}
+	return moveToThawed(dir, pids)
+}
+
+// moveToThawed lets killed processes die where somebody froze an ancestor of
+// their cgroup, such as the whole pod. v2 kills frozen processes; v1 keeps them
+// until they are thawed, or come into a cgroup that is not frozen. So they do,
+// and what else is frozen stays so. It waits for their end: they are no longer
+// found in dir.
+func moveToThawed(dir string, pids []int) error {
+	if data, err := os.ReadFile(filepath.Join(dir, "freezer.parent_freezing")); err != nil || strings.TrimSpace(string(data)) != "1" {
+		return nil
+	}
+	thawed := filepath.Dir(dir)
+	for {
+		state, err := os.ReadFile(filepath.Join(thawed, "freezer.state")) // the hierarchy's root has none
+		if err != nil || strings.TrimSpace(string(state)) == "THAWED" {
+			break
+		}
+		thawed = filepath.Dir(thawed)
+	}
+	fds := map[int]int{}
+	defer func() {
+		for _, fd := range fds {
+			_ = unix.Close(fd)
+		}
+	}()
+	for _, pid := range pids { // all of them before any is waited for: an init waits for its children
+		fd, err := unix.PidfdOpen(pid, 0)
+		if err != nil {
+			continue // it is gone
+		}
+		fds[pid] = fd
+		if err := os.WriteFile(filepath.Join(thawed, "cgroup.procs"), fmt.Append(nil, pid), 0); err != nil && !errors.Is(err, unix.ESRCH) {
+			return left(dir, []int{pid}, err)
+		}
+	}
+	end := time.Now().Add(stuckPatience)
+	for pid, fd := range fds {
+		if err := awaitEnd(fd, end); err != nil {
+			return left(dir, []int{pid}, err)
+		}
+	}
 	return nil
+}
+
+// awaitEnd waits for the end of a pidfd's process.
+func awaitEnd(fd int, end time.Time) error {
+	for {
+		p := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
+		n, err := unix.Poll(p, int(max(time.Until(end).Milliseconds(), 0)))
+		switch {
+		case err == unix.EINTR:
+		case err != nil:
+			return fmt.Errorf("wait for a process: %w", err)
+		case n == 0:
+			return context.DeadlineExceeded
+		default:
+			return nil
+		}
+	}
 }
 
 // freeze asks v1's or v2's freezer. Where neither is there, or a process cannot

@@ -154,6 +154,41 @@ func TestKillCgroupKillsBelowAndForks(t *testing.T) {
 	time.Sleep(100 * time.Millisecond)
 }
 
+// What somebody froze is killed all the same, and nothing beside it is thawed.
+func TestKillCgroupOfTheFrozen(t *testing.T) {
+	leakcheck.Start(t)
+	dir := testCgroup(t)
+	var kids []*exec.Cmd
+	for _, d := range []string{filepath.Join(dir, "below"), dir} {
+		cmd := exec.Command("sleep", "1000")
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		join(t, d, cmd.Process.Pid)
+		kids = append(kids, cmd)
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	defer cancel()
+	if err := FreezeCgroup(ctx, dir); err != nil {
+		t.Fatal(err)
+	}
+	if err := KillCgroup(ctx, filepath.Join(dir, "below")); err != nil {
+		t.Error(err)
+	}
+	if err := kids[0].Wait(); err == nil {
+		t.Error("the process was not killed")
+	}
+	if pids, err := living(dir); err != nil || len(pids) != 1 || !frozen(dir) {
+		t.Errorf("beside it: processes %v, %v, frozen: %v; want one that is frozen", pids, err, frozen(dir))
+	}
+	if err := KillCgroup(ctx, dir); err != nil {
+		t.Error(err)
+	}
+	if err := kids[1].Wait(); err == nil {
+		t.Error("the other process was not killed")
+	}
+}
+
 func TestDissolveMovesWhatIsLeft(t *testing.T) {
 	leakcheck.Start(t)
 	dir := testCgroup(t)
