@@ -8,9 +8,13 @@ import (
 	"path/filepath"
 
 	rspec "github.com/opencontainers/runtime-spec/specs-go"
+
+	"berth/sandbox/regular"
 )
 
 const configFile = "config.json"
+
+const maxConfig = 256 << 20 // bytes of a config.json; see the bound of a request
 
 // WriteBundle makes the bundle directory where it is missing, mode 0700, and
 // replaces its config.json atomically. It does not sync: a bundle does not outlive a reboot.
@@ -36,7 +40,7 @@ func WriteBundle(dir string, s *rspec.Spec) error {
 // ReadProcess reads the process of a bundle's config.json, which an exec starts
 // from. ErrNotFound when there is no bundle.
 func ReadProcess(dir string) (*rspec.Process, error) {
-	data, err := os.ReadFile(filepath.Join(dir, configFile))
+	data, err := regular.Read(filepath.Join(dir, configFile), maxConfig)
 	if errors.Is(err, os.ErrNotExist) {
 		return nil, fmt.Errorf("read bundle %s: %w", dir, ErrNotFound)
 	}
@@ -58,7 +62,7 @@ func ReadProcess(dir string) (*rspec.Process, error) {
 // ReadSpec reads a bundle's config.json, for those who are shown it. ErrNotFound
 // when there is no bundle.
 func ReadSpec(dir string) (*rspec.Spec, error) {
-	data, err := os.ReadFile(filepath.Join(dir, configFile))
+	data, err := regular.Read(filepath.Join(dir, configFile), maxConfig)
 	if errors.Is(err, os.ErrNotExist) {
 		return nil, fmt.Errorf("read bundle %s: %w", dir, ErrNotFound)
 	}

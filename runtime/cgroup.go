@@ -11,8 +11,6 @@ import (
 	"syscall"
 	"unicode"
 
-	"github.com/moby/sys/mountinfo"
-
 	"berth/oci"
 	"berth/oci/monitor"
 	"berth/runtime/config"
@@ -153,12 +151,12 @@ func (s *Service) removePodCgroup(ctx context.Context, parent string) error {
 		return nil // a create may be about to use the parent; it goes with a later pod
 	}
 	defer s.creating.Unlock()
-	mounts, err := mountinfo.GetMounts(mountinfo.FSTypeFilter("cgroup", "cgroup2"))
+	hierarchies, err := cgroupHierarchies()
 	if err != nil {
-		return fmt.Errorf("find cgroup hierarchies: %w", err)
+		return err
 	}
-	for _, m := range mounts {
-		err := os.Remove(filepath.Join(m.Mountpoint, defaultCgroup))
+	for _, root := range hierarchies {
+		err := os.Remove(filepath.Join(root, defaultCgroup))
 		if err != nil && !errors.Is(err, os.ErrNotExist) && !errors.Is(err, syscall.EBUSY) && !errors.Is(err, syscall.ENOTEMPTY) {
 			return fmt.Errorf("remove cgroup %s: %w", defaultCgroup, err)
 		}

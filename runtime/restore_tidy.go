@@ -207,6 +207,11 @@ func (s *Service) unknownIDs(orphans []*sandbox.Container) []string {
 		}
 		for _, e := range entries {
 			ids[e.Name()] = true
+			if _, err := s.Records.Containers.Get(e.Name()); err != nil && kind == "containers" {
+				if pod := podOfBundle(s.bundleDir(e.Name())); pod != "" {
+					ids[pod] = true
+				}
+			}
 		}
 	}
 	for _, rt := range s.allRuntimes() {

@@ -69,6 +69,9 @@ func (s *Service) removeSandboxSteps(ctx context.Context, op *operation.Operatio
 			return err
 		}
 	}
+	if err := s.removeMadeCgroups(sb); err != nil {
+		return err
+	}
 	op.Step("remove record")
 	if err := os.RemoveAll(filepath.Dir(s.shmPath(id))); err != nil {
 		return fmt.Errorf("remove state of %s: %w", id, err)

@@ -181,6 +181,9 @@ func (s *Service) newSandbox(req *cri.RunPodSandboxRequest) (*sandbox.Sandbox, e
 		CreatedAt: time.Now().UnixNano(),
 	}
 	sb.CgroupParent, sb.CgroupMade, err = s.cgroupParent(id, req.GetConfig().GetLinux().GetCgroupParent())
+	if err == nil && !sb.CgroupMade && !bySystemd(sb) {
+		sb.CgroupsMade, err = s.claimCgroups(sb.CgroupParent)
+	}
 	return sb, err
 }
 

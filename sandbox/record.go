@@ -54,13 +54,17 @@ type Sandbox struct {
 	ReadyAt   int64 `json:"readyAt,omitempty"`
 	StoppedAt int64 `json:"stoppedAt,omitempty"` // a stop began, or the pod was found dead
 
-	CgroupParent string          `json:"cgroupParent"`         // directory below each hierarchy
-	CgroupMade   bool            `json:"cgroupMade,omitempty"` // it did not exist before the pod: berth removes it
-	Pause        *Process        `json:"pause,omitempty"`      // only with a shared PID namespace
-	Network      json.RawMessage `json:"network,omitempty"`    // network.Result; present from before CNI ADD until DEL is done
-	IPs          []string        `json:"ips,omitempty"`        // kept after DEL, for whoever asks later
-	Steps        []Step          `json:"steps,omitempty"`
-	SELinux      *SELinux        `json:"seLinux,omitempty"` // nil where it is not used
+	CgroupParent string `json:"cgroupParent"`         // directory below each hierarchy
+	CgroupMade   bool   `json:"cgroupMade,omitempty"` // it did not exist before the pod: berth removes it
+	// CgroupsMade are directories on the way to a CgroupParent of the caller's that
+	// were missing: for a hierarchy's mount point the topmost. They go with the last
+	// pod that has them here.
+	CgroupsMade map[string]string `json:"cgroupsMade,omitempty"`
+	Pause       *Process          `json:"pause,omitempty"`   // only with a shared PID namespace
+	Network     json.RawMessage   `json:"network,omitempty"` // network.Result; present from before CNI ADD until DEL is done
+	IPs         []string          `json:"ips,omitempty"`     // kept after DEL, for whoever asks later
+	Steps       []Step            `json:"steps,omitempty"`
+	SELinux     *SELinux          `json:"seLinux,omitempty"` // nil where it is not used
 	// Checkpointing is the directory of a checkpoint in progress, during which
 	// the pod may be frozen.
 	Checkpointing string `json:"checkpointing,omitempty"`

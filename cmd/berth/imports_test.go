@@ -40,7 +40,7 @@ var rooms = map[string][]string{
 	"berth/image/layer":        {},
 	"berth/image/registries":   {"berth/sandbox/regular"},
 	"berth/image/rootfs":       {"berth/image/layer"},
-	"berth/oci":                {},
+	"berth/oci":                {"berth/sandbox/regular"},
 	"berth/oci/spec":           {},
 	"berth/oci/leash":          {"berth/oci/monitor", "berth/sandbox/regular"},
 	"berth/oci/checkpoint":     {},
