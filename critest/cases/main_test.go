@@ -198,14 +198,17 @@ func (e *env) status(id string) *cri.ContainerStatus {
 // exited waits until the container has ended and returns its first status that says so.
 func (e *env) exited(id string) *cri.ContainerStatus {
 	e.Helper()
-	end := time.Now().Add(20 * time.Second)
-	for time.Now().Before(end) {
+	return e.exitedIn(id, 20*time.Second)
+}
+
+func (e *env) exitedIn(id string, limit time.Duration) *cri.ContainerStatus {
+	e.Helper()
+	for end := time.Now().Add(limit); time.Now().Before(end); time.Sleep(5 * time.Millisecond) {
 		if s := e.status(id); s.GetState() == cri.ContainerState_CONTAINER_EXITED {
 			return s
 		}
-		time.Sleep(5 * time.Millisecond)
 	}
-	e.Fatalf("container %s still runs after 20 s", id)
+	e.Fatalf("container %s still runs after %s", id, limit)
 	return nil
 }
 

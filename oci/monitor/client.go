@@ -121,15 +121,16 @@ func (c *Client) Create(ctx context.Context, r Create) (Container, error) {
 	return *m.Container, nil
 }
 
-// Reopen closes and opens a container's log by its path. ErrNotFound, ErrEnded.
+// Reopen closes and opens a container's log by its path. When the monitor dies over
+// it, the next one is asked: of a failure the kubelet believes that output goes to
+// the old file still. ErrNotFound, ErrEnded.
 func (c *Client) Reopen(ctx context.Context, id string) error {
-	_, err := c.call(ctx, &Message{Op: OpReopen, Target: id})
-	return err
+	return c.insist(ctx, OpReopen, id)
 }
 
 // Forget drops a container whose init has ended, on both sides. Idempotent.
 func (c *Client) Forget(ctx context.Context, id string) error {
-	_, err := c.call(ctx, &Message{Op: OpForget, Target: id})
+	err := c.insist(ctx, OpForget, id)
 	if err != nil && !errors.Is(err, ErrNotFound) {
 		return err
 	}

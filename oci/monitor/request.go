@@ -2,6 +2,7 @@ package monitor
 
 import (
 	"context"
+	"errors"
 	"fmt"
 )
 
@@ -15,6 +16,17 @@ func (c *Client) call(ctx context.Context, m *Message) (*Message, error) {
 	answer := c.expect(m)
 	c.mu.Unlock()
 	return c.send(ctx, conn, m, answer)
+}
+
+// insist is call for what may be done twice: it goes on with the next monitor when
+// one dies over the request.
+func (c *Client) insist(ctx context.Context, op, id string) error {
+	for {
+		_, err := c.call(ctx, &Message{Op: op, Target: id})
+		if !errors.Is(err, ErrUnavailable) || ctx.Err() != nil || c.ctx.Err() != nil {
+			return err
+		}
+	}
 }
 
 // lockConnected waits for a monitor that takes requests and, without an error,
