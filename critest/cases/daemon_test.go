@@ -159,11 +159,9 @@ func TestKilledMonitor(t *testing.T) {
 	id := e.startContainer(pod, command("count", fmt.Sprintf("i=0; while [ $i -lt %d ]; do echo line $i of the log; i=$((i+1)); [ $((i%%20)) = 0 ] && sleep 0.01; done; exit 7", lines)), config)
 	for range 3 {
 		time.Sleep(400 * time.Millisecond)
-		for _, pid := range e.Daemons() {
-			if pid != e.PID() {
-				if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
-					t.Fatal(err)
-				}
+		for _, pid := range e.Monitors() {
+			if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
+				t.Fatal(err)
 			}
 		}
 	}

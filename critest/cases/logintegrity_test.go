@@ -10,9 +10,12 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"slices"
 	"testing"
 	"time"
 
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"berth/critest/images"
@@ -54,6 +57,7 @@ func randomLines(t *testing.T, path string, size int, seed uint64) (sum [sha256.
 type rotated struct {
 	id, path string
 	files    int
+	over     bool // the container has ended
 }
 
 // rotate does as the kubelet: the file is renamed, the log reopened; when that
@@ -70,7 +74,7 @@ func (e *env) rotate(r *rotated) {
 		r.files++
 		return
 	}
-	if s := e.status(r.id); s.GetState() != cri.ContainerState_CONTAINER_EXITED {
+	if r.over = status.Code(err) == codes.FailedPrecondition; !r.over {
 		e.Errorf("reopen the log of a running container: %v", err)
 	}
 	if err := os.Rename(old, r.path); err != nil {
@@ -142,19 +146,20 @@ func TestLogsAreWholeThroughEverything(t *testing.T) {
 		file := filepath.Join(e.Dir, fmt.Sprintf("noise%d", i))
 		sums = append(sums, randomLines(t, file, size, uint64(i)))
 		c := command(fmt.Sprintf("writer%d", i), fmt.Sprintf("i=0; while [ $i -lt %d ]; do "+
-			"dd if=/noise bs=64k skip=$i count=4 2>/dev/null || exit 1; i=$((i+4)); sleep 0.02; done %s; exit 7", (size+65535)>>16, []string{"", ">&2"}[i%2]))
+			"dd if=/noise bs=64k skip=$i count=1 2>/dev/null || exit 1; i=$((i+1)); sleep 0.05; done %s; exit 7", (size+65535)>>16, []string{"", ">&2"}[i%2]))
 		c.Mounts = []*cri.Mount{{HostPath: file, ContainerPath: "/noise", Readonly: true}}
 		id := e.startContainer(pod, c, config)
 		logs = append(logs, &rotated{id: id, path: e.status(id).GetLogPath()})
 	}
 	begin := time.Now()
 	rotations, restarts, kills := 0, 0, 0
-	for running := logs; len(running) > 0; {
-		switch rand.IntN(4) {
-		case 0:
+	running := slices.Clone(logs)
+	for round := 0; len(running) > 0; round++ {
+		switch round % 4 {
+		case 1:
 			e.replaceMonitor()
 			kills++
-		case 1:
+		case 3:
 			end := []func() error{e.Kill, e.Terminate}[restarts%2]
 			if err := end(); err != nil {
 				t.Fatal(err)
@@ -170,17 +175,13 @@ func TestLogsAreWholeThroughEverything(t *testing.T) {
 				e.rotate(r)
 			}
 		}
-		var left []*rotated
-		for _, r := range running {
-			if e.status(r.id).GetState() == cri.ContainerState_CONTAINER_RUNNING {
-				left = append(left, r)
-			}
-		}
-		running = left
+		running = slices.DeleteFunc(running, func(r *rotated) bool {
+			return r.over || e.status(r.id).GetState() == cri.ContainerState_CONTAINER_EXITED
+		})
 	}
 	files := 0
 	for i, r := range logs {
-		if s := e.status(r.id); s.GetExitCode() != 7 {
+		if s := e.exitedIn(r.id, time.Minute); s.GetExitCode() != 7 {
 			t.Errorf("writer %d ended with code %d (%s: %s), want 7", i, s.GetExitCode(), s.GetReason(), s.GetMessage())
 		}
 		if e.sum(r, []string{"stdout", "stderr"}[i%2]) != sums[i] {

@@ -37,20 +37,15 @@ func figure(t *testing.T, name string, otherwise int) int {
 	return n
 }
 
-// monitors are the pids of the node's monitors, of which there should be one.
-func (e *env) monitors() []int {
-	return slices.DeleteFunc(e.Daemons(), func(pid int) bool { return pid == e.PID() })
-}
-
 // replaceMonitor kills the node's monitor and waits for the next one.
 func (e *env) replaceMonitor() {
 	e.Helper()
-	old := e.monitors()
+	old := e.Monitors()
 	for _, pid := range old {
 		_ = syscall.Kill(pid, syscall.SIGKILL) // it may be leaving
 	}
 	e.eventually("a new monitor", func() bool {
-		now := e.monitors()
+		now := e.Monitors()
 		return len(now) == 1 && !slices.Contains(old, now[0])
 	})
 }

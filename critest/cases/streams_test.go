@@ -316,10 +316,8 @@ func TestAttachStreams(t *testing.T) {
 
 // killMonitor kills the node's monitor.
 func (e *env) killMonitor() error {
-	for _, pid := range e.Daemons() {
-		if pid != e.PID() {
-			return syscall.Kill(pid, syscall.SIGKILL)
-		}
+	for _, pid := range e.Monitors() {
+		return syscall.Kill(pid, syscall.SIGKILL)
 	}
 	return errors.New("no monitor runs")
 }

@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -304,12 +303,10 @@ func alive(pid int) bool {
 
 // monitor is the pid of the node's monitor, 0 when there is none.
 func (w *world) monitor() int {
-	pids := w.Daemons()
-	i := slices.IndexFunc(pids, func(pid int) bool { return pid != w.PID() })
-	if i < 0 {
-		return 0
+	for _, pid := range w.Monitors() {
+		return pid
 	}
-	return pids[i]
+	return 0
 }
 
 // left looks for what a life has left behind.

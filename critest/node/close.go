@@ -14,6 +14,7 @@ import (
 	"syscall"
 	"time"
 
+	"golang.org/x/sys/unix"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"berth/sandbox/leakcheck"
@@ -118,6 +119,23 @@ func (n *Node) Daemons() []int {
 			continue
 		}
 		if args, err := os.ReadFile(filepath.Join("/proc", e.Name(), "cmdline")); err == nil && strings.Contains(string(args), n.Dir) {
+			pids = append(pids, pid)
+		}
+	}
+	return pids
+}
+
+// Monitors are the pids of the node's monitors, of which there should be one. What
+// they and the daemon are just about to execute looks like them, but is never the
+// leader of a session.
+func (n *Node) Monitors() []int {
+	var pids []int
+	for _, pid := range n.Daemons() {
+		exe, err := os.Readlink(fmt.Sprintf("/proc/%d/exe", pid))
+		if err != nil || !strings.HasPrefix(filepath.Base(exe), "berth-monitor") {
+			continue
+		}
+		if session, err := unix.Getsid(pid); err == nil && session == pid {
 			pids = append(pids, pid)
 		}
 	}

@@ -134,11 +134,8 @@ func (w *world) killMonitor() error {
 
 // monitor is the pid of the node's monitor, 0 when there is none.
 func (w *world) monitor() int {
-	daemon := int(w.daemon.Load())
-	for _, pid := range w.Daemons() {
-		if pid != daemon {
-			return pid
-		}
+	for _, pid := range w.Monitors() {
+		return pid
 	}
 	return 0
 }
