@@ -50,6 +50,13 @@ func artifactOf(m ispec.Manifest, mediaType string) (*artifact, error) {
 		kind = m.ArtifactType
 	}
 	switch m.Config.MediaType {
+	case "application/octet-stream", "application/json", "text/html", "":
+		// What registries of old have made of the type of docker's configs.
+		if mediaType == manifest.DockerV2Schema2MediaType && stacked && len(m.Layers) > 0 {
+			return nil, nil
+		}
+	}
+	switch m.Config.MediaType {
 	case ispec.MediaTypeImageConfig, manifest.DockerV2Schema2ConfigMediaType:
 		if stacked || m.ArtifactType == "" {
 			return nil, nil

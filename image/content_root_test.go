@@ -150,6 +150,9 @@ func TestB19MediaTypes(t *testing.T) {
 	} {
 		check(kinds{dockerKind, dockerConfig}, l)
 	}
+	for _, config := range []string{"application/octet-stream", "application/json", "text/html", ""} { // of registries of old
+		check(kinds{dockerKind, config}, as(gzipLayer(data), docker+".gzip"))
+	}
 	reg.pushAs(oci, "art", "1", as(plainLayer(data), "application/vnd.test.blob"))
 	reg.pushAs(kinds{ispec.MediaTypeImageManifest, "application/vnd.test.config"}, "art", "2", gzipLayer(data))
 	before := reg.got("/art/blobs/")

@@ -10,7 +10,6 @@ import (
 	"github.com/opencontainers/go-digest"
 	ispec "github.com/opencontainers/image-spec/specs-go/v1"
 	"go.podman.io/image/v5/manifest"
-	"go.podman.io/image/v5/types"
 
 	"berth/image/rootfs"
 )
@@ -172,25 +171,6 @@ func known(mediaType string) bool {
 	return false
 }
 
-// choose picks the entry of an index for this platform.
-func (d document) choose(sys *types.SystemContext) (digest.Digest, error) {
-	list, err := manifest.ListFromBlob(d.data, d.mediaType)
-	if err != nil {
-		return "", fmt.Errorf("%w: index: %v", ErrInvalidImage, err)
-	}
-	if n := len(list.Instances()); n > maxEntries {
-		return "", fmt.Errorf("%w: index of %d entries, at most %d are allowed", ErrInvalidImage, n, maxEntries)
-	}
-	chosen, err := list.ChooseInstance(sys)
-	if err != nil {
-		return "", fmt.Errorf("%w: index has nothing for this platform (%s), it offers %s", ErrInvalidImage, wanted(sys), d.offers())
-	}
-	if err := checkDigest(chosen); err != nil {
-		return "", fmt.Errorf("%w: index: %v", ErrInvalidImage, err)
-	}
-	return chosen, nil
-}
-
 // offers lists the platforms of an index; attestations are not images.
 func (d document) offers() string {
 	var index ispec.Index
@@ -243,7 +223,7 @@ func (d document) parse() (blobs, error) {
 		if err := checkDigest(l.Digest); err != nil {
 			return blobs{}, fmt.Errorf("%w: manifest: blob %d: %v", ErrInvalidImage, i, err)
 		}
-		if l.Size < 0 {
+		if l.Size < 0 || l.Size == 0 && l.Digest != digest.Canonical.FromBytes(nil) {
 			return blobs{}, fmt.Errorf("%w: manifest: blob %s has the size %d", ErrInvalidImage, l.Digest, l.Size)
 		}
 	}

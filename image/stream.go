@@ -7,7 +7,6 @@ import (
 	"io"
 	"sync"
 
-	"github.com/klauspost/compress/gzip"
 	"github.com/klauspost/compress/zstd"
 )
 
@@ -82,7 +81,7 @@ func decompress(r io.Reader, large func() (leave func(), err error)) (body io.Re
 	nothing := func() {}
 	switch {
 	case bytes.HasPrefix(magic, []byte{0x1f, 0x8b}):
-		z, err := gzip.NewReader(buffered)
+		z, err := newGunzip(buffered)
 		if err != nil {
 			return nil, nil, err
 		}

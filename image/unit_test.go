@@ -120,7 +120,9 @@ func TestDecompressByFirstBytes(t *testing.T) {
 	skippable := append([]byte{0x50, 0x2a, 0x4d, 0x18, 4, 0, 0, 0, 1, 2, 3, 4}, zstdLayer(data).data...)
 	for name, in := range map[string][]byte{
 		"plain": data, "gzip": gzipLayer(data).data, "zstd": zstdLayer(data).data, "zstd with a skippable frame": skippable,
-		"two gzip members": append(gzipLayer(data[:100]).data, gzipLayer(data[100:]).data...),
+		"two gzip members":          append(gzipLayer(data[:100]).data, gzipLayer(data[100:]).data...),
+		"gzip and zeros":            append(gzipLayer(data).data, make([]byte, 1000)...),
+		"gzip with an empty member": append(gzipLayer(data).data, gzipLayer(nil).data...),
 	} {
 		body, done, err := decompress(bytes.NewReader(in), atOnce)
 		if err != nil {
@@ -131,6 +133,18 @@ func TestDecompressByFirstBytes(t *testing.T) {
 		done()
 		if err != nil || !bytes.Equal(got, data) {
 			t.Errorf("%s: %d bytes, %v", name, len(got), err)
+		}
+	}
+	whole := gzipLayer(data).data
+	for name, in := range map[string][]byte{
+		"cut": whole[:len(whole)-3], "rest": append(whole[:len(whole):len(whole)], "rest"...), "zeros and more": append(append(whole[:len(whole):len(whole)], 0, 0), whole...),
+	} {
+		body, _, err := decompress(bytes.NewReader(in), atOnce)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := io.ReadAll(body); err == nil {
+			t.Errorf("gzip, %s: no error", name)
 		}
 	}
 	for name, in := range map[string]string{"xz": "\xfd7zXZ\x00", "bzip2": "BZh9"} {

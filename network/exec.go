@@ -32,6 +32,7 @@ type PluginError struct {
 	Plugin, Verb string
 	Code         uint   // CNI's error code; 0 when the plugin gave none
 	Msg, Details string // in the plugin's words
+	Stdout       string // where it is no error in CNI's form; trimmed, bounded to 4 KiB
 	Stderr       string // trimmed, bounded to 4 KiB
 	Err          error  // how the process ended
 }
@@ -54,6 +55,9 @@ func (e *PluginError) Error() string {
 	}
 	if e.Code != 0 {
 		text += fmt.Sprintf(" (code %d)", e.Code)
+	}
+	if e.Stdout != "" {
+		text += "; stdout: " + e.Stdout
 	}
 	if e.Stderr != "" {
 		text += "; stderr: " + e.Stderr
@@ -109,9 +113,17 @@ func (e *pluginExec) ExecPlugin(ctx context.Context, file string, stdin []byte, 
 		var said types.Error
 		if json.Unmarshal(stdout, &said) == nil {
 			failure.Code, failure.Msg, failure.Details = said.Code, said.Msg, said.Details
+		} else {
+			failure.Stdout = plain(stdout)
 		}
 		return nil, failure
 	}
+}
+
+// plain is the beginning of what a plugin wrote that does not speak CNI's error
+// format, such as a script that fails: "" where it wrote nothing.
+func plain(stdout []byte) string {
+	return strings.TrimSpace(strings.ToValidUTF8(string(stdout[:min(len(stdout), maxStderr)]), "�"))
 }
 
 // run runs the program once, held. What it started and left behind goes on when it

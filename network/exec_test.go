@@ -33,7 +33,7 @@ func TestPluginErrors(t *testing.T) {
 	for script, want := range map[string]string{
 		`echo '{"code":11,"msg":"try later","details":"in a minute"}'; exit 1`: "CNI plugin fake ADD: try later; in a minute (code 11)",
 		`echo oops >&2; exit 3`:          "CNI plugin fake ADD: exit status 3; stderr: oops",
-		`echo not JSON; exit 3`:          "CNI plugin fake ADD: exit status 3",
+		`echo not JSON; exit 3`:          "CNI plugin fake ADD: exit status 3; stdout: not JSON",
 		`kill -9 $$`:                     "CNI plugin fake ADD: signal: killed",
 		`echo '{"msg":"m"}'; exit 1`:     "CNI plugin fake ADD: m",
 		`echo " a " >&2; echo>&2; false`: "CNI plugin fake ADD: exit status 1; stderr: a",

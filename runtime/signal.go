@@ -23,15 +23,15 @@ var signalAliases = map[string]string{"CLD": "CHLD", "IOT": "ABRT", "POLL": "IO"
 // stopSignal is the name of a container's stop signal: the config's, else the
 // image's, else SIGTERM. An image's signal that cannot be read is refused.
 func stopSignal(config cri.Signal, img string) (string, error) {
-	name := img
+	name, whose := img, "image StopSignal"
 	if config != cri.Signal_SIGNAL_RUNTIME_DEFAULT {
-		name = strings.TrimPrefix(config.String(), "SIGNAL_")
+		name, whose = strings.TrimPrefix(config.String(), "SIGNAL_"), "stop_signal"
 	}
 	if name == "" {
 		return "SIGTERM", nil
 	}
 	if _, err := signalNumber(name); err != nil {
-		return "", fmt.Errorf("%w: stop signal %q: %w", errInvalid, name, err)
+		return "", fmt.Errorf("%w: %s %q: %w", errInvalid, whose, name, err)
 	}
 	return name, nil
 }

@@ -211,6 +211,14 @@ func TestExecTerminal(t *testing.T) {
 		if err := s.end(); code(err) != 9 {
 			t.Errorf("%s: %v, want code 9", transport, err)
 		}
+		// A program asks for the size once, as it begins.
+		for range 5 {
+			s := e.dial(transport, e.execURL(id, false, true, "stty", "size"), false, true)
+			s.size <- remotecommand.TerminalSize{Width: 101, Height: 37}
+			if err := s.end(); err != nil || s.out.String() != "37 101\r\n" {
+				t.Errorf("%s: the first size is %q (%v), want 37 101", transport, s.out.String(), err)
+			}
+		}
 	}
 }
 

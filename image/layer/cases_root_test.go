@@ -259,6 +259,7 @@ func TestNumbersOutOfRange(t *testing.T) {
 		"device": func(h *tar.Header) {
 			h.Typeflag, h.Devmajor = tar.TypeChar, 1<<20
 		},
+		"0:0": func(h *tar.Header) { h.Typeflag = tar.TypeChar }, // overlay would hide what is below
 	} {
 		e := reg("f", "")
 		edit(&e.Header)

@@ -172,6 +172,9 @@ func checkHeader(h *tar.Header) error {
 		if h.Devmajor < 0 || h.Devmajor >= 1<<12 || h.Devminor < 0 || h.Devminor >= 1<<20 {
 			return invalid(h.Name, "device %d:%d out of range", h.Devmajor, h.Devminor)
 		}
+		if h.Typeflag == tar.TypeChar && h.Devmajor == 0 && h.Devminor == 0 {
+			return invalid(h.Name, "the character device 0:0, which overlay takes for a whiteout")
+		}
 	}
 	return nil
 }

@@ -9,11 +9,17 @@ import (
 	"sync"
 	"time"
 
+	rspec "github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
 
 	"berth/oci"
 	"berth/oci/monitor"
 )
+
+// firstSize is how long an exec with a terminal waits for its client to say how
+// large that is, which clients do as soon as they are connected: programs ask
+// once, as they begin.
+const firstSize = 200 * time.Millisecond
 
 // ExecSession implements oci.Runtime.
 func (r *Runtime) ExecSession(ctx context.Context, id string, req oci.SessionRequest) (int32, error) {
@@ -22,6 +28,7 @@ func (r *Runtime) ExecSession(ctx context.Context, id string, req oci.SessionReq
 		x.process = *req.Process
 	}
 	if x.process.Terminal && req.Resize != nil {
+		x.process.ConsoleSize = sizeWithin(ctx, req.Resize, firstSize)
 		over := make(chan struct{})
 		defer close(over)
 		x.connected = func() {
@@ -36,6 +43,21 @@ func orDiscard(w io.Writer) io.Writer {
 		return io.Discard
 	}
 	return w
+}
+
+// sizeWithin waits for the first size; nil when none comes in time.
+func sizeWithin(ctx context.Context, sizes <-chan oci.Size, limit time.Duration) *rspec.Box {
+	late := time.NewTimer(limit)
+	defer late.Stop()
+	select {
+	case s, ok := <-sizes:
+		if ok && s.Columns > 0 && s.Rows > 0 {
+			return &rspec.Box{Height: uint(s.Rows), Width: uint(s.Columns)}
+		}
+	case <-late.C:
+	case <-ctx.Done():
+	}
+	return nil
 }
 
 // resize passes sizes on until there are no more or the session is over.
