@@ -29,6 +29,10 @@ func CheckRegistries(path string) error { return registries.CheckConf(path) }
 // it.
 func CheckHosts(dir string) error { return registries.CheckHosts(dir) }
 
+// CheckCerts reads a directory as Options.CertsDir and tells of every certificate and
+// key in it that cannot be used.
+func CheckCerts(dir string) error { return registries.CheckCerts(dir) }
+
 // CheckAuthFile reads a file as Options.AuthFile and tells what is wrong with
 // it. The error has nothing of a login.
 func CheckAuthFile(path string) error { return registries.CheckAuthFile(path) }

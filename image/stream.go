@@ -99,20 +99,41 @@ func decompress(r io.Reader, large func() (leave func(), err error)) (body io.Re
 // decompressZstd lets few layers with large windows at their data at a time.
 // The first frame tells for all.
 func decompressZstd(r *bufio.Reader, large func() (func(), error)) (io.Reader, func(), error) {
-	leave, window := func() {}, uint64(zstdWindowMany)
 	if firstWindow(r) > zstdWindowMany {
-		var err error
-		if leave, err = large(); err != nil {
+		leave, err := large()
+		if err != nil {
 			return nil, nil, err
 		}
-		window = zstdWindow
+		z, err := newZstd(r, zstdWindow)
+		if err != nil {
+			leave()
+			return nil, nil, err
+		}
+		return z, func() { z.Close(); leave() }, nil
 	}
-	z, err := zstd.NewReader(r, zstd.WithDecoderConcurrency(1), zstd.WithDecoderMaxWindow(window))
-	if err != nil {
-		leave()
+	z, ok := zstdDecoders.Get().(*zstd.Decoder)
+	if !ok {
+		var err error
+		if z, err = newZstd(nil, zstdWindowMany); err != nil {
+			return nil, nil, err
+		}
+	}
+	if err := z.Reset(r); err != nil {
 		return nil, nil, err
 	}
-	return z, func() { z.Close(); leave() }, nil
+	return z, func() {
+		if z.Reset(nil) == nil {
+			zstdDecoders.Put(z)
+		}
+	}, nil
+}
+
+// zstdDecoders are those of layers that are over, each with a window, mostly of 8 MiB:
+// the layers of an image come one after another, and would leave so much garbage each.
+var zstdDecoders sync.Pool
+
+func newZstd(r io.Reader, window uint64) (*zstd.Decoder, error) {
+	return zstd.NewReader(r, zstd.WithDecoderConcurrency(1), zstd.WithDecoderMaxWindow(window))
 }
 
 // firstWindow is the memory that the first frame asks for. Skippable frames

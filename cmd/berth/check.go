@@ -110,8 +110,8 @@ func checkDirectories(c config.Config, refuse func(string, error)) {
 	one("state", c.State)
 	one("socket", filepath.Dir(c.Socket))
 	one("cni.conf_dir", c.CNI.ConfDir)
-	one("image.certs_dir", c.Image.CertsDir)
 	one("image.preload_dir", c.Image.PreloadDir)
+	refuse("image.certs_dir", image.CheckCerts(c.Image.CertsDir))
 	refuse("image.hosts_dir", image.CheckHosts(c.Image.HostsDir))
 	for _, dir := range c.CNI.BinDirs {
 		one("cni.bin_dirs", dir)

@@ -59,6 +59,7 @@ func makeNodeFiles(t *testing.T) nodeFiles {
 	}
 	n.keyPair(t, "a")
 	n.keyPair(t, "b")
+	n.mismatched(t, "certs/r.test/c")
 	n.base = "root = '" + n.path("lib/root") + "'\nstate = '" + n.path("run") + "'\nsocket = '" + n.path("s.sock") + "'\nmonitor = '" + n.path("monitor") +
 		"'\nruntime.handlers.runc.path = '" + n.path("runc") + "'\nnri.socket_path = '" + n.path("nri.sock") + "'\nnri.plugin_path = '" + n.path("none") +
 		"'\nnri.enable = 'on'\n"
@@ -83,6 +84,23 @@ func (n nodeFiles) keyPair(t *testing.T, name string) {
 	}
 	for file, block := range map[string]*pem.Block{".crt": {Type: "CERTIFICATE", Bytes: der}, ".key": {Type: "PRIVATE KEY", Bytes: private}} {
 		if err := os.WriteFile(n.path(name+file), pem.EncodeToMemory(block), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// mismatched makes NAME.cert with another one's NAME.key, as in a certs.d.
+func (n nodeFiles) mismatched(t *testing.T, name string) {
+	t.Helper()
+	if err := os.MkdirAll(filepath.Dir(n.path(name)), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	for from, to := range map[string]string{"a.crt": ".cert", "b.key": ".key"} {
+		data, err := os.ReadFile(n.path(from))
+		if err == nil {
+			err = os.WriteFile(n.path(name+to), data, 0o600)
+		}
+		if err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -126,6 +144,9 @@ func TestCheckLooksAtTheNode(t *testing.T) {
 		{"image.registries_conf", "@registries.conf", "@dropin.conf", "dropin.conf.d/x.conf is no regular file"},
 		{"image.auth_file", "@auth.json", "@fifo", "is no regular file"},
 		{"image.hosts_dir", "@plugins", "@waiting", "hosts.toml is no regular file"},
+		{"image.certs_dir", "@none", "@plain", "plain"},
+		{"image.certs_dir", "@plugins", "@certs", "certs/r.test/c.cert: tls: private key does not match"},
+		{"image.hosts_dir", "@plugins", "@certs", "certs/r.test/c.cert: tls: private key does not match"},
 		{"image.registries_dir", "@plugins", "@waiting", "x.yaml is no regular file"},
 		{"image.policy", "@policy.json", "'/proc/kmsg'", "/proc/kmsg is no regular file"},
 		{"image.policy", "@policy.json", "'/dev/zero'", "/dev/zero is no regular file"},

@@ -110,6 +110,59 @@ func TestCheckpointRefusals(t *testing.T) {
 	}
 }
 
+// TestB47CheckpointImages: an image that says it is a checkpoint is an image. What it
+// holds is files of the container, links in it lead nowhere else, and its annotations
+// and the names, mounts and devices in it are nobody's.
+func TestB47CheckpointImages(t *testing.T) {
+	e := start(t, node.Options{})
+	secret := filepath.Join(e.Dir, "secret")
+	if err := os.WriteFile(secret, []byte("SECRET"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	busybox := e.pull(images.Busybox)
+	spec := `{"ociVersion":"1.0.2","process":{"user":{"uid":0,"gid":0},"args":["cat","/stolen"],"cwd":"/","capabilities":{"bounding":["CAP_SYS_ADMIN"]}},
+		"root":{"path":"/"},"mounts":[{"destination":"/stolen","type":"bind","source":"` + secret + `","options":["rbind"]}],
+		"annotations":{"io.kubernetes.cri-o.LogPath":"` + secret + `","cdi.k8s.io/x":"vendor.com/device=all"},
+		"linux":{"devices":[{"path":"/dev/stolen","type":"c","major":1,"minor":8}]}}`
+	config := `{"id":"0","name":"k8s_stolen","rootfsImage":"` + images.Busybox + `","rootfsImageRef":"sha256:0","rootfsImageName":"` + images.Busybox + `"}`
+	published, err := images.Image{Layers: []images.Layer{parts.Base, layer(t, images.File("spec.dump", 0o600, spec), images.File("config.dump", 0o600, config),
+		images.File("bind.mounts", 0o600, `[{"source":"`+secret+`","destination":"/stolen"}]`), images.Dir("checkpoint", 0o700), images.File("checkpoint/inventory.img", 0o600, "x"),
+		images.Symlink("container.log", secret), images.Symlink("stats-dump", "../../../../../../.."+secret), images.Hardlink("rootfs-diff.tar", "spec.dump"))},
+		Annotations: map[string]string{
+			"io.kubernetes.cri-o.annotations.checkpoint.name": "stolen", "org.criu.checkpoint.container.name": "stolen",
+			"org.criu.checkpoint.rootfsImageName": images.Busybox, "cdi.k8s.io/x": "vendor.com/device=all",
+		}}.Publish(reg, "cases/b47", "1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	name := "docker.io/cases/b47:1"
+	e.pull(name)
+	sandbox := e.sandbox()
+	pod := e.run(sandbox)
+	c := command("plain", "cat /container.log /stats-dump 2>/dev/null; ls -d /stolen /dev/stolen 2>/dev/null; grep -c stolen /proc/mounts; cat /spec.dump | head -c 13; echo; cat /proc/1/cmdline | tr '\\0' ' '")
+	c.Image.Image = name
+	id := e.startContainer(pod, c, sandbox)
+	e.exited(id)
+	out, log := e.logs(id)
+	if !strings.HasPrefix(out, "0\n{\"ociVersion\"\nsh -c ") || log != "" {
+		t.Errorf("the container says %q, %q", out, log)
+	}
+	status := e.status(id)
+	if len(status.GetMounts()) != 0 || len(status.GetAnnotations()) != 0 || status.GetMetadata().GetName() != "plain" || status.GetImageId() != published.Config.String() {
+		t.Errorf("its status is %v", status)
+	}
+	if data, err := os.ReadFile(secret); err != nil || string(data) != "SECRET" {
+		t.Errorf("the node's file is %q, %v", data, err)
+	}
+	if img := e.image(images.Busybox); img.GetId() != busybox || len(img.GetRepoTags()) != 1 {
+		t.Errorf("the image that the checkpoint names is %v now", img)
+	}
+	list, err := e.im.ListImages(e.ctx, &cri.ListImagesRequest{})
+	if err != nil || len(list.GetImages()) != 2 {
+		t.Errorf("images are %v, %v", list.GetImages(), err)
+	}
+}
+
 // TestB47 restores from checkpoints that somebody made up: what they say of the
 // node's files, of mounts and names has no effect, and nothing is left of a pod.
 func TestB47(t *testing.T) {

@@ -75,13 +75,17 @@ func TestVolumesOfAnImageAreCounted(t *testing.T) {
 	})
 }
 
-// Volumes that lead nowhere good are the image's fault, and harm nobody.
-func TestVolumesOfAHostileImage(t *testing.T) {
+// B45: volumes that lead nowhere good are the image's fault, and harm nobody: nothing of
+// the node is seen in the container, or changed, and nothing is left of them.
+func TestB45VolumesOfAHostileImage(t *testing.T) {
 	e := start(t, node.Options{})
 	config := e.sandbox()
 	pod := e.run(config)
 	outside := filepath.Join(e.Dir, "outside")
 	if err := os.Mkdir(outside, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(outside, "secret"), []byte("the node's"), 0o644); err != nil {
 		t.Fatal(err)
 	}
 	links := layer(t, images.Symlink("out", outside), images.Symlink("up", "../../../../../../../.."+outside), images.Symlink("circle", "/circle"))
@@ -94,15 +98,21 @@ func TestVolumesOfAHostileImage(t *testing.T) {
 		e.refused(fmt.Sprintf("volume %q", p), err, codes.InvalidArgument, "config.Volumes")
 	}
 	publish(t, "cases/hostile", "out", volumes("/out/made", "/up", "../../"+outside+"/climbed", "/proc/x", "/sys", "/etc/hosts"), links)
-	c := command("c", "touch /out/made/x /up/y; find "+outside+" | sort")
-	c.Image.Image = e.pull("docker.io/cases/hostile:out")
-	c.Linux.SecurityContext.ReadonlyRootfs = true
 	want := strings.Join([]string{outside, outside + "/climbed", outside + "/made", outside + "/made/x", outside + "/y"}, "\n") + "\n"
-	if got := e.output(pod, c, config); got != want {
-		t.Errorf("in the container there is %q, want %q", got, want)
+	for _, readonly := range []bool{false, true} {
+		c := command(fmt.Sprint("c", readonly), "touch /out/made/x /up/y; find "+outside+" | sort")
+		c.Image.Image = e.pull("docker.io/cases/hostile:out")
+		c.Linux.SecurityContext.ReadonlyRootfs = readonly
+		if got := e.output(pod, c, config); got != want {
+			t.Errorf("read-only %v: in the container there is %q, want %q", readonly, got, want)
+		}
 	}
-	if list, err := os.ReadDir(outside); err != nil || len(list) != 0 {
+	if list, err := os.ReadDir(outside); err != nil || len(list) != 1 {
 		t.Errorf("on the host there is %v, %v", list, err)
+	}
+	e.removePod(pod)
+	if left, err := os.ReadDir(filepath.Join(e.Root(), "containers")); err != nil || len(left) != 0 {
+		t.Errorf("of the containers there is %v, %v", left, err)
 	}
 }
 

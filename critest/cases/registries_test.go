@@ -3,13 +3,10 @@ package cases
 import (
 	"context"
 	"fmt"
-	"net"
 	"net/http"
-	"net/http/httputil"
 	"os"
 	"path/filepath"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -425,61 +422,4 @@ func TestShortNames(t *testing.T) {
 	if err := e.pullWith("x/short:1", nil); err != nil {
 		t.Error(err)
 	}
-}
-
-// proxy is an HTTP proxy that knows where names are.
-type proxy struct {
-	mu   sync.Mutex
-	seen []string
-	at   map[string]string // host → address
-}
-
-func (p *proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	p.mu.Lock()
-	p.seen = append(p.seen, r.Method+" "+r.Host+" "+r.Header.Get("Proxy-Authorization"))
-	p.mu.Unlock()
-	if r.Method == http.MethodConnect {
-		w.WriteHeader(http.StatusServiceUnavailable)
-		return
-	}
-	(&httputil.ReverseProxy{Rewrite: func(q *httputil.ProxyRequest) { q.Out.URL.Host = p.at[r.Host] }}).ServeHTTP(w, r)
-}
-
-// Proxies are the environment's, with their logins, and without them for whom
-// NO_PROXY names.
-func TestProxyOfTheEnvironment(t *testing.T) {
-	r, _ := besides(t, "x/proxied")
-	p := &proxy{at: map[string]string{"proxied.test:8080": r.Addr()}}
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	server := &http.Server{Handler: p, ReadHeaderTimeout: time.Minute}
-	go func() { _ = server.Serve(l) }()
-	defer server.Close()
-	address := "http://u:PROXYPW@" + l.Addr().String()
-	e := start(t, node.Options{LogLevel: "trace", Wrap: []string{"env", "HTTP_PROXY=" + address, "HTTPS_PROXY=" + address, "NO_PROXY=direct.test"}})
-	e.registriesConf("[[registry]]\nlocation = 'proxied.test:8080'\ninsecure = true\n[[registry]]\nlocation = 'direct.test:8080'\ninsecure = true\n")
-	if err := e.pullWith("proxied.test:8080/x/proxied:1", nil); err != nil {
-		t.Error(err)
-	}
-	err = e.pullWith("direct.test:8080/x/proxied:1", nil)
-	if err == nil {
-		t.Error("a name that nobody knows was pulled")
-	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	through := 0
-	for _, s := range p.seen {
-		if strings.Contains(s, "direct.test") {
-			t.Errorf("the proxy was asked: %s", s)
-		}
-		if strings.HasPrefix(s, "GET proxied.test:8080 Basic ") {
-			through++
-		}
-	}
-	if through < 3 {
-		t.Errorf("the proxy saw %q", p.seen)
-	}
-	e.secretsOf(err, "PROXYPW")
 }

@@ -25,7 +25,8 @@ func CheckConf(path string) error {
 }
 
 // CheckHosts reads a directory as Config.HostsDir: every hosts.toml in it, and
-// the certificates that they name. An empty path is none.
+// the certificates that they name or that are in a directory without one. An empty
+// path is none.
 func CheckHosts(dir string) error {
 	if dir == "" {
 		return nil
@@ -38,7 +39,11 @@ func CheckHosts(dir string) error {
 	for _, item := range list {
 		file := filepath.Join(dir, item.Name(), "hosts.toml")
 		data, err := regular.Read(file, regular.Most)
-		if errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENOTDIR) {
+		if errors.Is(err, syscall.ENOTDIR) {
+			continue
+		}
+		if errors.Is(err, fs.ErrNotExist) { // then it is laid out as certs.d
+			all = append(all, checkCerts(filepath.Join(dir, item.Name())))
 			continue
 		}
 		if err == nil {
@@ -67,6 +72,44 @@ func checkHostsFile(data []byte, dir string) error {
 		}
 	}
 	return nil
+}
+
+// CheckCerts reads a directory as Config.CertsDir: each certificate and key of each
+// host. A directory that is not there, and an empty path, are none.
+func CheckCerts(dir string) error {
+	if dir == "" {
+		return nil
+	}
+	list, err := os.ReadDir(dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	var all []error
+	for _, item := range list {
+		at := filepath.Join(dir, item.Name())
+		if info, err := os.Stat(at); err != nil {
+			all = append(all, err)
+		} else if info.IsDir() {
+			all = append(all, checkCerts(at))
+		}
+	}
+	return errors.Join(all...)
+}
+
+// checkCerts tells of every file of one host that a pull could not use.
+func checkCerts(dir string) error {
+	var files tlsFiles
+	all := []error{files.scan(dir)}
+	for _, path := range files.authorities {
+		all = append(all, (&tlsFiles{authorities: []string{path}}).load(&tls.Config{}))
+	}
+	for _, pair := range files.pairs {
+		all = append(all, (&tlsFiles{pairs: [][2]string{pair}}).load(&tls.Config{}))
+	}
+	return errors.Join(all...)
 }
 
 // CheckAuthFile reads a file as Config.AuthFile. The error has nothing of a
