@@ -42,6 +42,7 @@ func (d *assembled) handlers(ctx context.Context, cfg config.Config, log *logrus
 			}
 		},
 		OnTrouble: func(err error) { log.WithError(err).Warn("monitor") },
+		Shelf:     d.systemd.shelf(), Shelved: d.shelved,
 	})
 	if err != nil {
 		return err

@@ -63,7 +63,7 @@ func serve(file string, cfg config.Config, hangups <-chan os.Signal) error {
 	if err := quietKlog(log); err != nil {
 		return err
 	}
-	notify := takeNotify()
+	manager, shelved := takeSystemd()
 
 	monitor.DefaultThreadSignals()
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
@@ -74,12 +74,11 @@ func serve(file string, cfg config.Config, hangups <-chan os.Signal) error {
 	}
 	defer unlock()
 
-	d, err := assemble(ctx, cfg, log)
+	d, err := assemble(ctx, cfg, log, manager, shelved)
 	if err != nil {
 		return err
 	}
 	defer d.close()
-	d.notify = notify
 	go (&reloader{file: file, running: cfg, daemon: d, log: log}).follow(ctx, hangups)
 	return d.run(ctx, cfg, log)
 }
@@ -98,7 +97,8 @@ type assembled struct {
 	certificate  *certificate // of the streaming server; nil: no TLS
 	renewMonitor func()       // makes the running monitor the installed one
 	closers      []func()
-	notify       func(state string) error // tells systemd
+	systemd      systemd
+	shelved      []monitor.Shelved // by an earlier daemon, with systemd
 }
 
 func (d *assembled) close() {
@@ -107,9 +107,10 @@ func (d *assembled) close() {
 	}
 }
 
-// assemble opens every leaf and puts the service over them.
-func assemble(ctx context.Context, cfg config.Config, log *logrus.Entry) (*assembled, error) {
-	d := &assembled{}
+// assemble opens every leaf and puts the service over them. shelved is what an
+// earlier daemon left with the manager.
+func assemble(ctx context.Context, cfg config.Config, log *logrus.Entry, manager systemd, shelved []monitor.Shelved) (*assembled, error) {
+	d := &assembled{systemd: manager, shelved: shelved}
 	ok := false
 	defer func() {
 		if !ok {
@@ -225,7 +226,7 @@ func (d *assembled) run(ctx context.Context, cfg config.Config, log *logrus.Entr
 	ended := make(chan error, 1)
 	go func() { ended <- g.Serve(l) }()
 	log.WithFields(logrus.Fields{"socket": cfg.Socket, "version": version}).Info("serving CRI")
-	if err := d.notify("READY=1"); err != nil {
+	if err := d.systemd.tell("READY=1"); err != nil {
 		log.WithError(err).Warn("tell systemd that berth is ready")
 	}
 	select {
@@ -235,7 +236,7 @@ func (d *assembled) run(ctx context.Context, cfg config.Config, log *logrus.Entr
 	}
 	log.Info("stopping; containers go on")
 	endAnyway(log, d.service.Running)
-	logError(log, d.notify("STOPPING=1"))
+	logError(log, d.systemd.tell("STOPPING=1"))
 	patience, cancel := context.WithTimeout(context.Background(), stopPatience)
 	defer cancel()
 	d.service.Close(patience)

@@ -56,6 +56,7 @@ type Options struct {
 	NoCNI        bool     // leave the CNI directory out
 	Plugins      string   // directory of CNI plugins that go before those of make deps
 	LogLevel     string   // of the daemon; empty: debug
+	Systemd      *Systemd // who starts the daemon; nil: nobody of that kind
 	RootSize     string   // put root on a tmpfs of this size ("8m"), optionally with ",nr_inodes=…"
 }
 
@@ -159,7 +160,13 @@ func (n *Node) Launch(ctx context.Context) error {
 	defer log.Close()
 	args := append(append([]string{}, n.options.Wrap...),
 		filepath.Join(n.Bin, "berth"), "serve", "--config", filepath.Join(n.Dir, "config.toml"))
+	var env []string
+	var files []*os.File
+	if n.options.Systemd != nil {
+		args, env, files = n.options.Systemd.pass(args)
+	}
 	n.daemon = exec.Command(args[0], args[1:]...)
+	n.daemon.Env, n.daemon.ExtraFiles = append(os.Environ(), env...), files
 	n.daemon.Stdout, n.daemon.Stderr = log, log
 	// A session of its own: the terminal's Ctrl-C is for the test, which stops
 	// the daemon when it has cleaned up.

@@ -193,6 +193,7 @@ func (c *Client) dropStdinLocked(id string) {
 		if fd, ok := e.fds[FDStdin]; ok {
 			_ = unix.Close(fd)
 			delete(e.fds, FDStdin)
+			c.touch(id) // or the shelf would keep it open
 		}
 	}
 }

@@ -22,6 +22,10 @@ type Options struct {
 	// exit.json is written; of those before Open returned, Restore tells. It
 	// must not block for long. May be nil.
 	OnExit func(Exit)
+	// Shelf is a third place for descriptors, nil: there is none. Shelved is what an
+	// earlier daemon put there.
+	Shelf   Shelf
+	Shelved []Shelved
 	// OnTrouble hears, in plain words, of a monitor that was lost and of what
 	// replacing it could not keep. May be nil.
 	OnTrouble func(error)
@@ -51,6 +55,11 @@ type Client struct {
 	paused   bool                   // guarded by mu; the monitor is being renewed, requests wait
 
 	renewal sync.Mutex // held by Renew
+
+	dirty   map[string]bool   // ids of containers that the shelf does not have as they are; guarded by mu
+	wake    chan struct{}     // dirty has something
+	shelved map[string]string // name on the shelf by id, of shelve's goroutine
+	serials map[string]int64  // of what is on the shelf, likewise
 }
 
 // Open connects to the node's monitor, starting it when there is none, and
@@ -58,14 +67,16 @@ type Client struct {
 // subreaper of what a dead monitor leaves. Close the client to release it; the
 // monitor goes on. ErrUnavailable, ErrVersion.
 func Open(ctx context.Context, o Options) (*Client, error) {
-	c := &Client{o: o, table: map[string]*entry{}, waiting: map[uint64]chan *Message{}, attached: map[uint64]*Attachment{}, changed: make(chan struct{})}
-	c.ctx, c.end = context.WithCancel(context.Background())
+	c := newClient(o)
 	r, err := startReaper(c.ctx)
 	if err != nil {
 		c.end()
 		return nil, err
 	}
 	c.reap = r
+	c.unshelve()
+	c.tasks.Add(1)
+	go c.shelve(c.ctx)
 	if err := c.connect(ctx); err != nil {
 		_ = c.Close()
 		return nil, err
@@ -74,6 +85,14 @@ func Open(ctx context.Context, o Options) (*Client, error) {
 	c.opened = true
 	c.mu.Unlock()
 	return c, nil
+}
+
+// newClient has no monitor yet.
+func newClient(o Options) *Client {
+	c := &Client{o: o, table: map[string]*entry{}, waiting: map[uint64]chan *Message{}, attached: map[uint64]*Attachment{}, changed: make(chan struct{}),
+		dirty: map[string]bool{}, wake: make(chan struct{}, 1), shelved: map[string]string{}, serials: map[string]int64{}}
+	c.ctx, c.end = context.WithCancel(context.Background())
+	return c
 }
 
 // Close drops the connection and the parked descriptors and waits for the
@@ -139,6 +158,7 @@ func (c *Client) Forget(ctx context.Context, id string) error {
 	if e, ok := c.table[id]; ok {
 		e.release()
 		delete(c.table, id)
+		c.touch(id)
 	}
 	return nil
 }

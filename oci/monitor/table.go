@@ -58,6 +58,7 @@ func (c *Client) park(ct Container, fds map[string]int) {
 		}
 		e.fds[name] = fd
 	}
+	c.touch(ct.ID)
 	c.mu.Unlock()
 	if exit != nil {
 		c.exited(*exit)
@@ -91,6 +92,7 @@ func (c *Client) exited(x Exit) Exit {
 			delete(e.fds, name)
 		}
 	}
+	c.touch(x.ID)
 	told := c.opened && c.o.OnExit != nil
 	c.mu.Unlock()
 	if told {
@@ -252,6 +254,7 @@ func (c *Client) Restore(ctx context.Context, id, bundle string, pid int, startT
 		old.release()
 	}
 	c.table[id] = e
+	c.touch(id)
 	conn := c.conn
 	ct.Exit = e.exit
 	c.mu.Unlock()

@@ -5,7 +5,9 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
@@ -96,11 +98,60 @@ func TestSystemdService(t *testing.T) {
 	e.check("state", e.status(id).GetState(), cri.ContainerState_CONTAINER_RUNNING)
 	e.limits(id, 64*mib, "59", "512")
 	e.check("an exec", e.exec(id, "echo hello"), "hello")
+	e.bothKilled(pod, config, pid)
 	for _, log := range strings.Split(journal(t), "\n") {
 		if strings.Contains(log, "level=error") || strings.Contains(log, "level=fatal") {
 			t.Errorf("the service's journal: %s", log)
 		}
 	}
+}
+
+// bothKilled kills the daemon and the monitor at once: with the descriptors that systemd keeps nothing of any container is lost.
+// pid is that of a running container.
+func (e *env) bothKilled(pod, config, pid string) {
+	e.Helper()
+	writer := e.container(pod, config, "writer", "i=0; while [ ! -e /tmp/go ]; do echo line $i; i=$((i+1)); sleep 0.01; done; exit 3", object{})
+	dying := e.container(pod, config, "dying", "printf begin; sleep 1; echo; echo the last word; exit 4", object{})
+	monitors := e.Monitors()
+	main := systemctl(e.T, "show", "-P", "MainPID", service)
+	if stored := systemctl(e.T, "show", "-P", "NFileDescriptorStore", service); stored == "0" {
+		e.Error("systemd keeps no descriptor")
+	}
+	daemon, err := strconv.Atoi(main)
+	if err != nil {
+		e.Fatal(err)
+	}
+	for _, pid := range append([]int{daemon}, monitors...) {
+		_ = syscall.Kill(pid, syscall.SIGKILL)
+	}
+	e.eventually("the daemon is started again and answers", func() bool {
+		now := systemctl(e.T, "show", "-P", "MainPID", service)
+		return now != main && now != "0" && systemctl(e.T, "is-active", service) == "active"
+	})
+	if now := e.Monitors(); len(now) != 1 || len(monitors) != 1 || now[0] == monitors[0] {
+		e.Errorf("the monitors are %v, they were %v", now, monitors)
+	}
+	if _, err := os.Stat("/proc/" + pid); err != nil {
+		e.Errorf("a container has ended: %v", err)
+	}
+	s := e.ended(dying)
+	if s.GetExitCode() != 4 && s.GetMessage() == "" {
+		e.Errorf("what ended while both were gone has code %d (%s), want 4", s.GetExitCode(), s.GetReason())
+	}
+	e.check("its log", e.crictl("logs", dying), "begin\nthe last word")
+	e.exec(writer, "touch /tmp/go")
+	e.check("exit code of the writer", e.ended(writer).GetExitCode(), int32(3))
+	for i, l := range strings.Split(e.crictl("logs", writer), "\n") {
+		if l != fmt.Sprintf("line %d", i) {
+			e.Fatalf("line %d of the writer's log is %q", i, l)
+		}
+	}
+	for _, id := range []string{dying, writer} {
+		e.crictl("rm", id)
+	}
+	e.eventually("systemd keeps descriptors of the one that runs only", func() bool {
+		return systemctl(e.T, "show", "-P", "NFileDescriptorStore", service) == "1"
+	})
 }
 
 func journal(t *testing.T) string {
