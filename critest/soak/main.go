@@ -71,7 +71,8 @@ func run(ctx context.Context, length time.Duration, seed uint64) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, stock.Close()) }()
-	n, err := node.Start(ctx, node.Options{Mirror: stock.Addr(), LogLevel: "info"})
+	n, err := node.Start(ctx, node.Options{Mirror: stock.Addr(), LogLevel: "info",
+		Settings: map[string]string{"metrics": fmt.Sprintf("address = %q", metricsAddress)}})
 	if err != nil {
 		return err
 	}

@@ -1,10 +1,12 @@
 package main
 
 import (
+	"bufio"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"net/http"
 	"os"
 	"slices"
 	"strings"
@@ -13,6 +15,9 @@ import (
 
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
+
+// metricsAddress is free: the node has a network namespace of its own.
+const metricsAddress = "127.0.0.1:19190"
 
 const (
 	sampleEvery = 2 * time.Second
@@ -26,23 +31,26 @@ const (
 type sizes struct {
 	at                        time.Time
 	goroutines, memory, fds   float64 // the daemon's; KiB
+	heap                      float64 // KiB at which its garbage is collected next: twice what lived the last time
 	monitor                   int     // pid
 	monitorMemory, monitorFDs float64
 	daemon                    int64 // pid
 }
 
-// measures are the numbers of sizes by name, with what they may grow by: a share
-// under load, and an amount.
+// measures are the numbers of sizes by name, with what they may grow by under
+// load, as a share and an amount, and at rest, as an amount. A daemon at rest gives
+// the memory of its last load back slowly: there only much more is told apart.
 var measures = []struct {
-	name          string
-	of            func(sizes) float64
-	share, amount float64
+	name                string
+	of                  func(sizes) float64
+	share, amount, rest float64
 }{
-	{"daemon KiB", func(s sizes) float64 { return s.memory }, 0.1, 2048},
-	{"daemon goroutines", func(s sizes) float64 { return s.goroutines }, 0.2, 5},
-	{"daemon descriptors", func(s sizes) float64 { return s.fds }, 0.2, 5},
-	{"monitor KiB", func(s sizes) float64 { return s.monitorMemory }, 0.1, 1024},
-	{"monitor descriptors", func(s sizes) float64 { return s.monitorFDs }, 0.2, 5},
+	{"daemon KiB", func(s sizes) float64 { return s.memory }, 0.1, 2048, 20480},
+	{"daemon heap KiB", func(s sizes) float64 { return s.heap }, 0.2, 2048, 20480},
+	{"daemon goroutines", func(s sizes) float64 { return s.goroutines }, 0.2, 5, 2},
+	{"daemon descriptors", func(s sizes) float64 { return s.fds }, 0.2, 5, 2},
+	{"monitor KiB", func(s sizes) float64 { return s.monitorMemory }, 0.1, 1024, 1024},
+	{"monitor descriptors", func(s sizes) float64 { return s.monitorFDs }, 0.2, 5, 2},
 }
 
 type samples struct {
@@ -61,14 +69,31 @@ func (w *world) now(ctx context.Context) (s sizes, err error) {
 		return s, err
 	}
 	s.at, s.daemon, s.monitor = time.Now(), w.daemon.Load(), w.monitor()
-	var errs [4]error
+	var errs [5]error
 	s.memory, errs[0] = resident(int(s.daemon))
 	s.fds, errs[1] = descriptors(int(s.daemon))
 	if s.monitor != 0 {
 		s.monitorMemory, errs[2] = resident(s.monitor)
 		s.monitorFDs, errs[3] = descriptors(s.monitor)
 	}
+	s.heap, errs[4] = heap()
 	return s, errors.Join(errs[:]...)
+}
+
+// heap asks the daemon's metrics when its garbage is collected next.
+func heap() (kib float64, err error) {
+	reply, err := http.Get("http://" + metricsAddress + "/metrics")
+	if err != nil {
+		return 0, err
+	}
+	defer reply.Body.Close()
+	for lines := bufio.NewScanner(reply.Body); lines.Scan(); {
+		if rest, ok := strings.CutPrefix(lines.Text(), "go_memstats_next_gc_bytes "); ok {
+			_, err = fmt.Sscan(rest, &kib)
+			return kib / 1024, err
+		}
+	}
+	return 0, errors.New("the metrics do not tell of the heap")
 }
 
 // resident is a process's memory in KiB.
@@ -154,7 +179,7 @@ func (s *samples) judge(w *world, calm time.Time) {
 		a, b := median(first, m.of), median(last, m.of)
 		c, d := m.of(rests[0]), m.of(rests[len(rests)-1])
 		fmt.Printf("  %-20s under load %8.0f %8.0f   at rest %8.0f %8.0f\n", m.name, a, b, c, d)
-		if b > a*(1+m.share)+m.amount || d > c*(1+m.share/2)+m.amount {
+		if b > a*(1+m.share)+m.amount || d > c+m.rest {
 			w.bad("%s grew", m.name)
 		}
 	}

@@ -90,7 +90,7 @@ func TestGrowthIsFound(t *testing.T) {
 	for name, c := range map[string]struct {
 		load, rest float64 // KiB per minute
 		wrong      int64
-	}{"flat": {0, 0, 0}, "under load": {1000, 0, 1}, "at rest": {0, 400, 1}, "slowly": {30, 30, 0}} {
+	}{"flat": {0, 0, 0}, "under load": {1000, 0, 1}, "at rest": {0, 3000, 1}, "slowly": {30, 30, 0}} {
 		w, s := &world{Node: &node.Node{}, give: func() {}}, &samples{}
 		for i := range 20 * 30 {
 			at := time.Duration(i) * sampleEvery
