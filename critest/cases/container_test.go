@@ -18,59 +18,6 @@ import (
 	"berth/critest/node"
 )
 
-// B67: what ends while the daemon is down keeps its exit code and its time;
-// what runs on is found again.
-func TestB67ExitsWhileTheDaemonIsDown(t *testing.T) {
-	e := start(t, node.Options{})
-	e.pull(images.Busybox)
-	config := e.sandbox()
-	pod := e.run(config)
-	signal := filepath.Join(e.Dir, "signal")
-	if err := os.Mkdir(signal, 0o755); err != nil {
-		t.Fatal(err)
-	}
-	codesByID := map[string]int32{}
-	for i := range 20 {
-		c := command(fmt.Sprintf("c%d", i), fmt.Sprintf("while [ ! -e /signal/end ]; do sleep 0.2; done; echo end; exit %d", 40+i))
-		c.Mounts = []*cri.Mount{{HostPath: signal, ContainerPath: "/signal"}}
-		codesByID[e.startContainer(pod, c, config)] = int32(40 + i)
-	}
-	survivor := e.startContainer(pod, command("survivor", "sleep 1000"), config)
-	if err := e.Kill(); err != nil {
-		t.Fatal(err)
-	}
-	down := time.Now()
-	if err := os.WriteFile(filepath.Join(signal, "end"), nil, 0o644); err != nil {
-		t.Fatal(err)
-	}
-	e.eventually("20 containers end by themselves", func() bool {
-		return !strings.Contains(strings.Join(e.Processes(), "\n"), "/signal/end")
-	})
-	time.Sleep(time.Second) // so that the times differ
-	up := time.Now()
-	if err := e.Launch(e.ctx); err != nil {
-		t.Fatal(err)
-	}
-	for id, want := range codesByID {
-		s := e.status(id)
-		if s.GetState() != cri.ContainerState_CONTAINER_EXITED || s.GetExitCode() != want {
-			t.Errorf("container %s is %s with code %d (%s), want exited with %d", s.GetMetadata().GetName(), s.GetState(), s.GetExitCode(), s.GetReason(), want)
-		}
-		if at := time.Unix(0, s.GetFinishedAt()); at.After(up) || at.Before(down) {
-			t.Errorf("container %s finished at %v; it ended while the daemon was down, %v to %v", s.GetMetadata().GetName(), at, down, up)
-		}
-		if out, _ := e.logs(id); out != "end\n" {
-			t.Errorf("container %s logged %q, want end", s.GetMetadata().GetName(), out)
-		}
-	}
-	if s := e.status(survivor); s.GetState() != cri.ContainerState_CONTAINER_RUNNING {
-		t.Errorf("the survivor is %s, want running", s.GetState())
-	}
-	if out := e.exec(survivor, "echo alive"); out != "alive\n" {
-		t.Errorf("exec in the survivor: %q", out)
-	}
-}
-
 // B69: the first status that says EXITED says OOMKilled too.
 func TestB69OutOfMemoryIsSaidAtOnce(t *testing.T) {
 	e := start(t, node.Options{})
