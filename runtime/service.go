@@ -98,7 +98,7 @@ type Service struct {
 
 	creating   sync.RWMutex  // read-held while the OCI runtime makes cgroups
 	closing    chan struct{} // closed by Close
-	background sync.WaitGroup
+	background operation.Crew
 	warned     sync.Map // texts of warnings that were logged
 	preloading sync.Mutex
 }
@@ -146,12 +146,13 @@ func New(p Parts) (*Service, error) {
 // it has done.
 const undoPatience = 3 * time.Second
 
-// Close ends streaming sessions and waits for running operations until ctx ends,
-// but for no grace period. What runs longer is named in the log and broken off; what
+// Close ends streaming sessions, lets no operation begin any more, and waits for
+// those that run until ctx ends, but for no grace period. What runs longer is named in the log and broken off; what
 // it cannot undo at once, the next daemon does. Containers go on. To be called once.
 func (s *Service) Close(ctx context.Context) {
 	s.Streams.Close()
 	close(s.closing)
+	s.operations.Close()
 	s.operations.Wait(ctx)
 	if broken := s.operations.Cancel(); len(broken) > 0 {
 		for _, op := range broken {
@@ -161,12 +162,7 @@ func (s *Service) Close(ctx context.Context) {
 		defer cancel()
 		s.operations.Wait(undo)
 	}
-	done := make(chan struct{})
-	go func() { s.background.Wait(); close(done) }()
-	select {
-	case <-done:
-	case <-ctx.Done():
-	}
+	s.background.Wait(ctx)
 	s.plugins.Stop()
 }
 

@@ -36,7 +36,8 @@ var codeOf = []struct {
 	err  error
 	code codes.Code
 }{
-	{operation.ErrPanic, codes.Internal}, // ours alone, whatever it was about
+	{operation.ErrPanic, codes.Internal},      // ours alone, whatever it was about
+	{operation.ErrClosing, codes.Unavailable}, // and not what breaking it off made of it
 	{image.ErrRegistryUnavailable, codes.Unknown},
 	{image.ErrSignature, codes.Unknown},
 	{context.DeadlineExceeded, codes.DeadlineExceeded},

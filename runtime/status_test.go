@@ -39,6 +39,7 @@ func TestCodes(t *testing.T) {
 		{oci.ErrNotRunning, codes.FailedPrecondition},
 		{&operation.StillRunning{Operation: &operation.Operation{}, Err: context.DeadlineExceeded}, codes.DeadlineExceeded},
 		{context.Canceled, codes.Canceled},
+		{fmt.Errorf("%w: %w", operation.ErrClosing, context.Canceled), codes.Unavailable},
 		{syscall.ENOSPC, codes.ResourceExhausted},
 		{operation.ErrPanic, codes.Internal},
 		{oci.ErrProgram, codes.InvalidArgument},

@@ -4,9 +4,13 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"berth/critest/node"
@@ -39,6 +43,8 @@ func TestStoppingBesideAHungPlugin(t *testing.T) {
 		res, err := e.rt.Status(e.ctx, &cri.StatusRequest{Verbose: true})
 		return err == nil && strings.Contains(res.GetInfo()["operations"], "network setup")
 	})
+	other := e.sandbox()
+	others := e.insist(other)
 	began := time.Now()
 	if err := e.Terminate(); err != nil {
 		t.Fatal(err)
@@ -46,8 +52,9 @@ func TestStoppingBesideAHungPlugin(t *testing.T) {
 	if took := time.Since(began); took > leakcheck.Patience(18*time.Second) {
 		t.Errorf("the daemon took %v to stop", took)
 	}
-	if err := <-done; err == nil {
-		t.Error("the hung pod is said to run")
+	e.refused("the hung pod", <-done, codes.Unavailable)
+	if n := others(); n == 0 {
+		t.Error("nothing was refused by the stopping daemon")
 	}
 	log, err := os.ReadFile(filepath.Join(e.Dir, "berth.log"))
 	if err != nil || !strings.Contains(string(log), "broken off") || !strings.Contains(string(log), "RunPodSandbox") {
@@ -59,9 +66,43 @@ func TestStoppingBesideAHungPlugin(t *testing.T) {
 	if err := e.Launch(e.ctx); err != nil {
 		t.Fatal(err)
 	}
+	e.removePod(e.run(other))
 	e.empty("the restart")
 	e.removePod(e.run(config))
 	if left := e.leases(); len(left) != 0 {
 		t.Errorf("leases %v are left", left)
+	}
+}
+
+// insist has eight clients run and remove a pod, without a pause, until stop is
+// called; it may be left. A stopping daemon refuses them, and nothing else refuses them.
+func (e *env) insist(pod *cri.PodSandboxConfig) (stop func() (refused int64)) {
+	var over atomic.Bool
+	var refused atomic.Int64
+	var all sync.WaitGroup
+	pod.Linux.SecurityContext.NamespaceOptions.Network = cri.NamespaceMode_NODE
+	for range 8 {
+		all.Go(func() {
+			for !over.Load() {
+				res, err := e.rt.RunPodSandbox(e.ctx, &cri.RunPodSandboxRequest{Config: pod})
+				if err == nil {
+					_, err = e.rt.RemovePodSandbox(e.ctx, &cri.RemovePodSandboxRequest{PodSandboxId: res.GetPodSandboxId()})
+				}
+				switch status.Code(err) {
+				case codes.OK:
+				case codes.Unavailable:
+					refused.Add(1)
+					time.Sleep(5 * time.Millisecond)
+				default:
+					e.Errorf("beside the stop: %v", err)
+					return
+				}
+			}
+		})
+	}
+	return func() int64 {
+		over.Store(true)
+		all.Wait()
+		return refused.Load()
 	}
 }

@@ -24,6 +24,10 @@ import (
 // whoever removes or repeats it.
 var ErrPanic = errors.New("internal error")
 
+// ErrClosing: the daemon ends. What it has begun is over soon, or broken off; the
+// next daemon may be asked again.
+var ErrClosing = errors.New("berth is stopping")
+
 // PanicError is an ErrPanic that knows where it came from.
 type PanicError struct {
 	Value any
@@ -124,7 +128,8 @@ func (o *Operation) Err() error { return o.err }
 type Group struct {
 	mu      sync.Mutex
 	running map[string]*Operation // guarded by mu
-	wg      sync.WaitGroup
+	closed  bool                  // guarded by mu
+	crew    Crew
 	ended   func(*Operation) // nil: nobody watches
 	explain func(*Operation) string
 }
@@ -178,21 +183,23 @@ func Early(ctx context.Context) (context.Context, context.CancelFunc) {
 
 // Do joins the running operation of r.Key or starts fn as a new one, and waits
 // for its result or until shortly before ctx's deadline (Early). fn runs on although ctx ends; its own context
-// carries ctx's values and the deadline r.Limit.
+// carries ctx's values and the deadline r.Limit. A closed group starts nothing: ErrClosing.
 func (g *Group) Do(ctx context.Context, r Request, fn func(context.Context, *Operation) (string, error)) (string, error) {
 	g.mu.Lock()
 	o, ok := g.running[r.Key]
+	if !ok && g.closed {
+		g.mu.Unlock()
+		return "", fmt.Errorf("%s %s: %w", r.Verb, r.Object, ErrClosing)
+	}
 	if !ok {
 		o = &Operation{Verb: r.Verb, Object: r.Object, Began: time.Now(), done: make(chan struct{})}
 		g.running[r.Key] = o
-		g.wg.Add(1)
 		var own context.Context
 		own, o.cancel = context.WithTimeout(context.WithoutCancel(ctx), r.Limit)
-		go func() {
-			defer g.wg.Done()
+		g.crew.Go(func() {
 			defer o.cancel()
 			g.run(own, r.Key, o, fn)
-		}()
+		})
 	}
 	g.mu.Unlock()
 	ctx, cancel := Early(ctx)
@@ -216,6 +223,8 @@ func (g *Group) run(ctx context.Context, key string, o *Operation, fn func(conte
 	})
 	if p := (*PanicError)(nil); errors.As(o.err, &p) {
 		o.err = fmt.Errorf("%s %s: %w", o.Verb, o.Object, o.err)
+	} else if o.err != nil && errors.Is(ctx.Err(), context.Canceled) { // by Cancel: callers cannot
+		o.err = fmt.Errorf("%w: %w", ErrClosing, o.err)
 	}
 	g.mu.Lock()
 	delete(g.running, key)
@@ -238,8 +247,15 @@ func (g *Group) Running() []*Operation {
 	return out
 }
 
-// Cancel ends the contexts of the running operations, which it returns, oldest
-// first.
+// Close lets no operation begin any more. Those that run may still be joined.
+func (g *Group) Close() {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.closed = true
+}
+
+// Cancel ends the contexts of the running operations of a closed group, which it
+// returns, oldest first. Their callers get ErrClosing.
 func (g *Group) Cancel() []*Operation {
 	running := g.Running()
 	for _, o := range running {
@@ -249,14 +265,7 @@ func (g *Group) Cancel() []*Operation {
 }
 
 // Wait blocks until every operation has ended or ctx is over.
-func (g *Group) Wait(ctx context.Context) {
-	done := make(chan struct{})
-	go func() { g.wg.Wait(); close(done) }()
-	select {
-	case <-done:
-	case <-ctx.Done():
-	}
-}
+func (g *Group) Wait(ctx context.Context) { g.crew.Wait(ctx) }
 
 // Locks is a lock per object id.
 type Locks struct {

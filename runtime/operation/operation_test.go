@@ -104,10 +104,18 @@ func TestCancel(t *testing.T) {
 		ended <- err
 	}()
 	<-started
+	g.Close()
+	_, err := g.Do(t.Context(), Request{Key: "other", Verb: "V", Object: "o", Limit: time.Hour}, func(context.Context, *Operation) (string, error) {
+		t.Error("a closed group began an operation")
+		return "", nil
+	})
+	if !errors.Is(err, ErrClosing) || !strings.HasPrefix(err.Error(), "V o: ") {
+		t.Errorf("a new operation of a closed group: %v", err)
+	}
 	if list := g.Cancel(); len(list) != 1 || list[0].Object != "o" {
 		t.Errorf("canceled %v", list)
 	}
-	if err := <-ended; !errors.Is(err, context.Canceled) {
+	if err := <-ended; !errors.Is(err, context.Canceled) || !errors.Is(err, ErrClosing) {
 		t.Errorf("got %v", err)
 	}
 	g.Wait(t.Context())
