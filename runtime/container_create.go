@@ -34,6 +34,9 @@ func (s *Service) CreateContainer(ctx context.Context, req *cri.CreateContainerR
 	if err != nil {
 		return nil, err
 	}
+	if err := s.checkPins(sb); err != nil {
+		return nil, err
+	}
 	if err := spec.CheckContainer(req.GetConfig(), sb.Config.Message); err != nil {
 		return nil, refused(err)
 	}

@@ -118,7 +118,7 @@ func (s *Service) killRest(c *sandbox.Container) {
 
 // watchExits asks the kernel again, slowly, about every init that should be
 // alive, until ctx ends: a notice that was lost cannot wedge a pod. It also looks
-// after the rules of host ports.
+// after the pins of namespaces and the rules of host ports.
 func (s *Service) watchExits(ctx context.Context) {
 	tick := time.NewTicker(10 * time.Second)
 	defer tick.Stop()
@@ -141,7 +141,7 @@ func (s *Service) watchExits(ctx context.Context) {
 			}
 		}
 		for _, sb := range s.Records.Sandboxes.List() {
-			if sb.Pause == nil || !sb.Ready(s.bootID) {
+			if !sb.Ready(s.bootID) || s.checkPins(sb) != nil || sb.Pause == nil {
 				continue
 			}
 			if rt, err := s.runtimeOfPod(sb); err == nil {

@@ -128,6 +128,9 @@ func (s *Service) runStop(ctx context.Context, id string, st *stop) error {
 		if err := rt.Signal(id, sig); err != nil && !errors.Is(err, oci.ErrNotRunning) {
 			return fmt.Errorf("signal container %s: %w", id, err)
 		}
+		if err := rt.Resume(id); err != nil { // somebody has paused it: it would sleep through its grace
+			return fmt.Errorf("resume container %s: %w", id, err)
+		}
 		if s.waitGrace(rt, id, st, gone) {
 			return s.endStop(ctx, rt, c)
 		}

@@ -12,7 +12,6 @@ import (
 	"berth/oci"
 	"berth/runtime/operation"
 	"berth/sandbox"
-	"berth/sandbox/namespaces"
 )
 
 // Restore brings the records of an earlier daemon in line with the kernel:
@@ -170,19 +169,7 @@ func (s *Service) settleBoot() {
 // state directory was emptied, or somebody unmounted them.
 func (s *Service) settleNamespaces() {
 	ready := s.Records.Sandboxes.Select(func(sb *sandbox.Sandbox) bool { return sb.Ready(s.bootID) })
-	each(s, ready, func(sb *sandbox.Sandbox) {
-		spec, gone := s.namespaceSpec(sb), ""
-		for kind, own := range map[string]bool{namespaces.Net: spec.Net, namespaces.IPC: spec.IPC, namespaces.UTS: spec.UTS,
-			namespaces.User: spec.User != nil} {
-			if own && !namespaces.Pinned(namespaces.Path(spec.Dir, kind)) {
-				gone = kind
-			}
-		}
-		if gone != "" {
-			s.Log.WithField("sandbox", sb.ID).Warnf("its %s namespace is no longer pinned; the sandbox is not ready", gone)
-			s.markStopped(sb.ID)
-		}
-	})
+	each(s, ready, func(sb *sandbox.Sandbox) { _ = s.checkPins(sb) })
 }
 
 var _ cri.RuntimeServiceServer = (*Service)(nil)

@@ -327,6 +327,24 @@ func (s *Service) joinedNamespaces(sb *sandbox.Sandbox) spec.Namespaces {
 	return out
 }
 
+// checkPins looks whether a ready sandbox's namespaces are still there. Without
+// one no container can be made and no connection forwarded, ever again: such a
+// sandbox is NotReady, so that the kubelet makes another. errPrecondition says so.
+func (s *Service) checkPins(sb *sandbox.Sandbox) error {
+	spec := s.namespaceSpec(sb)
+	for kind, own := range map[string]bool{namespaces.Net: spec.Net, namespaces.IPC: spec.IPC, namespaces.UTS: spec.UTS,
+		namespaces.User: spec.User != nil} {
+		if own && !namespaces.Pinned(namespaces.Path(spec.Dir, kind)) {
+			if now, err := s.Records.Sandboxes.Get(sb.ID); err == nil && now.Ready(s.bootID) { // nobody is stopping it
+				s.Log.WithField("sandbox", sb.ID).Warnf("its %s namespace is no longer pinned; the sandbox is not ready", kind)
+				s.markStopped(sb.ID)
+			}
+			return fmt.Errorf("%w: pod sandbox %s is not ready: its %s namespace is gone", errPrecondition, sb.ID, kind)
+		}
+	}
+	return nil
+}
+
 // markStopped makes a sandbox NotReady for good. A disk that refuses the
 // record does not matter: memory tells it, and a restart finds no ready time.
 func (s *Service) markStopped(id string) {

@@ -97,7 +97,24 @@ func killOnce(dir string) error {
 			return fmt.Errorf("kill %d of cgroup %s: %w", pid, dir, err)
 		}
 	}
+	thawBelow(dir)
 	return moveToThawed(dir, pids)
+}
+
+// thawBelow lets go what groups below dir hold by themselves, as an OCI runtime
+// inside of the container may have frozen one.
+func thawBelow(dir string) {
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return
+	}
+	for _, e := range entries {
+		if e.IsDir() {
+			below := filepath.Join(dir, e.Name())
+			_ = os.WriteFile(filepath.Join(below, "freezer.state"), []byte("THAWED"), 0)
+			thawBelow(below)
+		}
+	}
 }
 
 // moveToThawed lets killed processes die where somebody froze an ancestor of

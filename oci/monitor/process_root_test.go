@@ -172,6 +172,9 @@ func TestKillCgroupOfTheFrozen(t *testing.T) {
 	if err := FreezeCgroup(ctx, dir); err != nil {
 		t.Fatal(err)
 	}
+	if err := FreezeCgroup(ctx, filepath.Join(dir, "below")); err != nil { // by itself, too
+		t.Fatal(err)
+	}
 	if err := KillCgroup(ctx, filepath.Join(dir, "below")); err != nil {
 		t.Error(err)
 	}
@@ -186,6 +189,33 @@ func TestKillCgroupOfTheFrozen(t *testing.T) {
 	}
 	if err := kids[1].Wait(); err == nil {
 		t.Error("the other process was not killed")
+	}
+}
+
+// A container has frozen a part of itself, such as a container of its own, and
+// nobody is left who would let it go.
+func TestKillCgroupWithAFrozenPart(t *testing.T) {
+	leakcheck.Start(t)
+	dir := testCgroup(t)
+	cmd := exec.Command("sleep", "1000")
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	part := filepath.Join(dir, "below", "part")
+	if err := os.Mkdir(part, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	join(t, part, cmd.Process.Pid)
+	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	defer cancel()
+	if err := FreezeCgroup(ctx, part); err != nil {
+		t.Fatal(err)
+	}
+	if err := KillCgroup(ctx, dir); err != nil {
+		t.Error(err)
+	}
+	if err := cmd.Wait(); err == nil {
+		t.Error("the process was not killed")
 	}
 }
 

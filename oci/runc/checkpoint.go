@@ -62,16 +62,19 @@ func (r *Runtime) Pause(ctx context.Context, id string) error {
 	return monitor.FreezeCgroup(ctx, dir)
 }
 
-// Resume implements oci.Runtime.
+// Resume implements oci.Runtime. Somebody else may have used the other freezer.
 func (r *Runtime) Resume(id string) error {
-	dir, err := r.freezer(id)
-	if errors.Is(err, oci.ErrNotFound) || errors.Is(err, oci.ErrNotRunning) {
+	ct, ok := r.monitor.Container(id)
+	if _, ended := r.monitor.Exit(id); !ok || ended {
 		return nil
 	}
-	if err != nil {
-		return err
+	var errs []error
+	for _, dir := range []string{ct.Cgroups.Unified, ct.Cgroups.Freezer} {
+		if dir != "" {
+			errs = append(errs, monitor.ThawCgroup(dir))
+		}
 	}
-	return monitor.ThawCgroup(dir)
+	return errors.Join(errs...)
 }
 
 // Checkpoint implements oci.Runtime.

@@ -1,0 +1,113 @@
+package cases
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"google.golang.org/grpc/codes"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"berth/critest/images"
+	"berth/critest/node"
+)
+
+// group is the cgroup directory of a container by which it can be frozen, the
+// file that does it and what is to be written there.
+func (e *env) group(id string) (dir, file, text string) {
+	e.Helper()
+	r, err := e.rt.ContainerStatus(e.ctx, &cri.ContainerStatusRequest{ContainerId: id, Verbose: true})
+	if err != nil {
+		e.Fatal(err)
+	}
+	pid, _ := info(e.T, r.GetInfo())["pid"].(float64)
+	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", int(pid)))
+	if err != nil {
+		e.Fatal(err)
+	}
+	for line := range strings.Lines(string(data)) {
+		part := strings.SplitN(strings.TrimSpace(line), ":", 3)
+		switch part[1] {
+		case "freezer":
+			return "/sys/fs/cgroup/freezer" + part[2], "freezer.state", "FROZEN"
+		case "":
+			dir, file, text = "/sys/fs/cgroup"+part[2], "cgroup.freeze", "1"
+		}
+	}
+	return dir, file, text
+}
+
+// Somebody has frozen a container, or it has frozen a part of itself: a stop
+// still gives it its signal, and a kill leaves nothing (siblings of B65 and B81:
+// runc#2105, containerd#8102).
+func TestFrozenContainers(t *testing.T) {
+	e := start(t, node.Options{})
+	e.pull(images.Busybox)
+	config := e.sandbox()
+	pod := e.run(config)
+	id := e.startContainer(pod, command("whole", "trap 'exit 5' TERM; echo ready; while :; do sleep 0.1; done"), config)
+	e.said(id, "ready\n")
+	dir, file, frozen := e.group(id)
+	put(t, filepath.Join(dir, file), frozen, 0o644)
+	_, err := e.rt.ExecSync(e.ctx, &cri.ExecSyncRequest{ContainerId: id, Cmd: []string{"true"}, Timeout: 2})
+	e.refused("exec in a frozen container", err, codes.FailedPrecondition, "paused")
+	if _, err := e.rt.ContainerStats(e.ctx, &cri.ContainerStatsRequest{ContainerId: id}); err != nil {
+		t.Errorf("stats of a frozen container: %v", err)
+	}
+	if _, err := e.rt.StopContainer(e.ctx, &cri.StopContainerRequest{ContainerId: id, Timeout: 60}); err != nil {
+		t.Errorf("stop: %v", err)
+	}
+	if s := e.status(id); s.GetExitCode() != 5 {
+		t.Errorf("exit code %d of a container that was frozen when it was stopped, want its own 5", s.GetExitCode())
+	}
+	id = e.startContainer(pod, command("part", "trap '' TERM; sleep 3001 & echo ready; wait"), config)
+	e.said(id, "ready\n")
+	dir, file, frozen = e.group(id)
+	part := filepath.Join(dir, "part")
+	if err := os.Mkdir(part, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	pids, err := os.ReadFile(filepath.Join(dir, "cgroup.procs"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	all := strings.Fields(string(pids))
+	put(t, filepath.Join(part, "cgroup.procs"), all[len(all)-1], 0o644)
+	put(t, filepath.Join(part, file), frozen, 0o644)
+	if _, err := e.rt.StopContainer(e.ctx, &cri.StopContainerRequest{ContainerId: id, Timeout: 1}); err != nil {
+		t.Errorf("stop of a container with a frozen part: %v", err)
+	}
+	e.removePod(pod)
+	if _, err := os.Stat(dir); err == nil {
+		t.Errorf("the cgroup %s is left", dir)
+	}
+}
+
+// Somebody has unmounted a namespace of a pod: no container can be made in it
+// any more, so it is not ready, and goes as any other (siblings of B49 and B85).
+func TestPodWhoseNamespaceIsGone(t *testing.T) {
+	e := start(t, node.Options{})
+	e.pull(images.Busybox)
+	config := e.sandbox()
+	pod := e.run(config)
+	id := e.startContainer(pod, command("main", "sleep 1000"), config)
+	if out, err := exec.Command("umount", filepath.Join(e.State(), "namespaces", pod, "net")).CombinedOutput(); err != nil {
+		t.Fatalf("umount: %v: %s", err, out)
+	}
+	_, err := e.rt.CreateContainer(e.ctx, &cri.CreateContainerRequest{PodSandboxId: pod, Config: command("next", "true"), SandboxConfig: config})
+	e.refused("create in a pod without its network", err, codes.FailedPrecondition, pod, "net namespace")
+	s, err := e.rt.PodSandboxStatus(e.ctx, &cri.PodSandboxStatusRequest{PodSandboxId: pod})
+	if err != nil || s.GetStatus().GetState() != cri.PodSandboxState_SANDBOX_NOTREADY {
+		t.Errorf("the pod is %s (%v), want not ready", s.GetStatus().GetState(), err)
+	}
+	if out := e.exec(id, "echo still here"); out != "still here\n" {
+		t.Errorf("its container says %q", out)
+	}
+	e.removePod(pod)
+	if left := e.leases(); len(left) != 0 {
+		t.Errorf("leases %q are left", left)
+	}
+}
