@@ -19,6 +19,7 @@ import (
 
 	"berth/image/layer"
 	"berth/image/rootfs"
+	"berth/sandbox/regular"
 )
 
 // An artifact is a manifest whose blobs are files instead of filesystem layers.
@@ -132,7 +133,7 @@ func fileName(title string) (string, error) {
 // open gives the bytes of a blob back from the directory of its layer.
 func (a *artifact) open(dir string, blob digest.Digest) (io.ReadCloser, error) {
 	if names := a.files[blob]; len(names) > 0 {
-		return os.Open(filepath.Join(dir, names[0]))
+		return regular.Open(filepath.Join(dir, names[0]))
 	}
 	return readerOf(ispec.DescriptorEmptyJSON.Data), nil // the only one without a name
 }

@@ -19,6 +19,7 @@ import (
 	ispec "github.com/opencontainers/image-spec/specs-go/v1"
 
 	"berth/image/layer"
+	"berth/sandbox/regular"
 )
 
 // Exported is an image in an archive.
@@ -225,7 +226,7 @@ func (e *export) keptLayers(layers []LayerDetails) error {
 		}
 		e.layers = append(e.layers, exportLayer{ispec.Descriptor{MediaType: l.MediaType, Digest: l.Blob, Size: l.Size}, l.DiffID,
 			func(w io.Writer) error {
-				f, err := os.Open(path)
+				f, err := regular.Open(path)
 				if err != nil {
 					return err
 				}

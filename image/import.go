@@ -22,6 +22,7 @@ import (
 	"go.podman.io/image/v5/oci/layout"
 
 	"berth/image/policy"
+	"berth/sandbox/regular"
 )
 
 // ImportRequest names an archive.
@@ -343,17 +344,9 @@ func dockerTags(dir string) map[string][]string {
 }
 
 func readJSON(file string, v any) error {
-	f, err := os.Open(file)
+	data, err := regular.Read(file, maxManifest)
 	if err != nil {
 		return fmt.Errorf("%w: %w", ErrInvalidImage, err)
-	}
-	defer f.Close()
-	data, err := io.ReadAll(io.LimitReader(f, maxManifest+1))
-	if err != nil {
-		return err
-	}
-	if len(data) > maxManifest {
-		return fmt.Errorf("%w: %s has more than %d bytes", ErrInvalidImage, filepath.Base(file), maxManifest)
 	}
 	if err := json.Unmarshal(data, v); err != nil {
 		return fmt.Errorf("%w: %s: %v", ErrInvalidImage, filepath.Base(file), err)

@@ -3,8 +3,9 @@ package image
 import (
 	"context"
 	"io"
-	"os"
 	"slices"
+
+	"berth/sandbox/regular"
 
 	"github.com/opencontainers/go-digest"
 	"go.podman.io/image/v5/types"
@@ -23,7 +24,7 @@ func (r *run) openKept(ctx context.Context, blob digest.Digest) (io.ReadCloser, 
 	if err != nil {
 		return nil, err
 	}
-	f, err := os.Open(path)
+	f, err := regular.Open(path)
 	if err != nil {
 		return nil, nil // removed meanwhile, with the image that had it
 	}
@@ -100,7 +101,7 @@ func (k *keptSource) GetBlob(_ context.Context, info types.BlobInfo, _ types.Blo
 	if err != nil {
 		return nil, 0, err
 	}
-	f, err := os.Open(path)
+	f, err := regular.Open(path)
 	if err != nil {
 		return nil, 0, err
 	}

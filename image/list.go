@@ -11,6 +11,7 @@ import (
 	"github.com/cespare/xxhash/v2"
 
 	"berth/image/layer"
+	"berth/sandbox/regular"
 )
 
 // listFile lies beside a layer's diff directory and says what is in it.
@@ -75,7 +76,7 @@ func (e *entry) verify(ctx context.Context, found func(layer.Difference)) error 
 		odd("the layer was stored without a list of its files, by an earlier version; it cannot be checked")
 		return nil
 	}
-	f, err := os.Open(filepath.Join(e.dir, listFile))
+	f, err := regular.Open(filepath.Join(e.dir, listFile))
 	if err != nil {
 		odd("the layer's list of files cannot be read: %v", err)
 		return nil

@@ -58,7 +58,7 @@ func (d *disk) useReserve(root string, m images) error {
 	if err := d.may("write", path); err != nil {
 		return err
 	}
-	f, err := os.OpenFile(path, os.O_WRONLY, 0)
+	f, err := os.OpenFile(path, os.O_WRONLY|syscall.O_NONBLOCK, 0)
 	if err != nil {
 		return err
 	}

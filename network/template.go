@@ -54,7 +54,7 @@ func (m *Manager) ApplyPodCIDR(cidrs string) (string, error) {
 	if err != nil {
 		return "", fmt.Errorf("%w %s: %w", ErrTemplate, m.o.Template, err)
 	}
-	if old, err := os.ReadFile(file); err == nil && bytes.Equal(old, text) {
+	if old, err := regular.Read(file, maxConfig); err == nil && bytes.Equal(old, text) {
 		return "", nil
 	}
 	if err := replaceFile(file, text); err != nil {

@@ -14,8 +14,6 @@ import (
 
 const configFile = "config.json"
 
-const maxConfig = 256 << 20 // bytes of a config.json; see the bound of a request
-
 // WriteBundle makes the bundle directory where it is missing, mode 0700, and
 // replaces its config.json atomically. It does not sync: a bundle does not outlive a reboot.
 // RemoveBundle undoes it, also when it fails.
@@ -37,21 +35,31 @@ func WriteBundle(dir string, s *rspec.Spec) error {
 	return nil
 }
 
-// ReadProcess reads the process of a bundle's config.json, which an exec starts
-// from. ErrNotFound when there is no bundle.
-func ReadProcess(dir string) (*rspec.Process, error) {
-	data, err := regular.Read(filepath.Join(dir, configFile), maxConfig)
+// maxSpec bounds a bundle's config.json. It is above what a specification can be:
+// a request has at most 32 MiB, of which JSON makes six times as much at worst.
+const maxSpec = 256 << 20
+
+// ReadRaw reads a bundle's config.json as it stands. ErrNotFound when there is no
+// bundle.
+func ReadRaw(dir string) ([]byte, error) {
+	data, err := regular.Read(filepath.Join(dir, configFile), maxSpec)
 	if errors.Is(err, os.ErrNotExist) {
 		return nil, fmt.Errorf("read bundle %s: %w", dir, ErrNotFound)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("read bundle: %w", err)
 	}
+	return data, nil
+}
+
+// ReadProcess reads the process of a bundle's config.json, which an exec starts
+// from. ErrNotFound when there is no bundle.
+func ReadProcess(dir string) (*rspec.Process, error) {
 	var s struct {
 		Process *rspec.Process `json:"process"`
 	}
-	if err := json.Unmarshal(data, &s); err != nil {
-		return nil, fmt.Errorf("decode %s: %w", filepath.Join(dir, configFile), err)
+	if err := decode(dir, &s); err != nil {
+		return nil, err
 	}
 	if s.Process == nil {
 		return nil, fmt.Errorf("read bundle %s: it has no process", dir)
@@ -62,18 +70,22 @@ func ReadProcess(dir string) (*rspec.Process, error) {
 // ReadSpec reads a bundle's config.json, for those who are shown it. ErrNotFound
 // when there is no bundle.
 func ReadSpec(dir string) (*rspec.Spec, error) {
-	data, err := regular.Read(filepath.Join(dir, configFile), maxConfig)
-	if errors.Is(err, os.ErrNotExist) {
-		return nil, fmt.Errorf("read bundle %s: %w", dir, ErrNotFound)
-	}
-	if err != nil {
-		return nil, fmt.Errorf("read bundle: %w", err)
-	}
 	s := &rspec.Spec{}
-	if err := json.Unmarshal(data, s); err != nil {
-		return nil, fmt.Errorf("decode %s: %w", filepath.Join(dir, configFile), err)
+	if err := decode(dir, s); err != nil {
+		return nil, err
 	}
 	return s, nil
+}
+
+func decode(dir string, v any) error {
+	data, err := ReadRaw(dir)
+	if err != nil {
+		return err
+	}
+	if err := json.Unmarshal(data, v); err != nil {
+		return fmt.Errorf("decode %s: %w", filepath.Join(dir, configFile), err)
+	}
+	return nil
 }
 
 // RemoveBundle removes a bundle directory and its files. Idempotent. The rootfs

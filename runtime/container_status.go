@@ -5,10 +5,10 @@ import (
 	"encoding/json"
 	"fmt"
 	"os"
-	"path/filepath"
 
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"berth/oci"
 	"berth/oci/spec"
 	"berth/runtime/resolve"
 	"berth/sandbox"
@@ -105,7 +105,7 @@ func (s *Service) containerInfo(c *sandbox.Container) (map[string]string, error)
 	if c.Process != nil && c.State(s.bootID) != cri.ContainerState_CONTAINER_EXITED {
 		info.PID = c.Process.PID
 	}
-	if b, err := os.ReadFile(filepath.Join(s.bundleDir(c.ID), "config.json")); err == nil {
+	if b, err := oci.ReadRaw(s.bundleDir(c.ID)); err == nil {
 		info.Spec = b
 	}
 	return describe("container "+c.ID, &info,

@@ -4,13 +4,12 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"os"
-	"path/filepath"
 	"time"
 
 	rspec "github.com/opencontainers/runtime-spec/specs-go"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"berth/oci"
 	"berth/oci/spec"
 	"berth/sandbox"
 	"berth/sandbox/namespaces"
@@ -114,7 +113,7 @@ func (s *Service) sandboxInfo(sb *sandbox.Sandbox) (map[string]string, error) {
 // sandboxSpec is pause's specification. A pod without pause has none; tools that
 // look there for the pod's namespaces still find those that are its own.
 func (s *Service) sandboxSpec(sb *sandbox.Sandbox) (json.RawMessage, error) {
-	if b, err := os.ReadFile(filepath.Join(s.bundleDir(sb.ID), "config.json")); err == nil {
+	if b, err := oci.ReadRaw(s.bundleDir(sb.ID)); err == nil {
 		return b, nil
 	}
 	sp := rspec.Spec{Version: spec.Version, Linux: &rspec.Linux{CgroupsPath: sb.CgroupParent}}

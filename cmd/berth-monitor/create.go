@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"berth/oci/monitor"
+	"berth/sandbox/regular"
 )
 
 // creation is a container on its way.
@@ -216,7 +217,7 @@ func (k *creation) complaint() string {
 
 // identify learns who the init is and writes monitor.json.
 func (k *creation) identify() error {
-	data, err := os.ReadFile(k.r.PidFile)
+	data, err := regular.Read(k.r.PidFile, regular.Most)
 	if err != nil {
 		return fmt.Errorf("read pid file: %w", err)
 	}

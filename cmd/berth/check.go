@@ -19,6 +19,7 @@ import (
 	"berth/runtime/resolve"
 
 	"berth/sandbox/regular"
+	"berth/sandbox/regular/keypair"
 )
 
 // checkNode finds what the node, or the owner of a key's meaning, has against a
@@ -143,7 +144,7 @@ func checkStreams(c config.Streaming, refuse func(string, error)) {
 	refuse("streaming.tls_cert", cert)
 	refuse("streaming.tls_key", key)
 	if cert == nil && key == nil {
-		_, err := regular.KeyPair(c.TLSCert, c.TLSKey)
+		_, err := keypair.Read(c.TLSCert, c.TLSKey)
 		refuse("streaming.tls_cert", err)
 	}
 }

@@ -164,6 +164,9 @@ func program(name string) (string, error) {
 	return path, nil
 }
 
+// maxBinary bounds the monitor's program, in bytes.
+const maxBinary = 256 << 20
+
 // pauseRootfs is the root filesystem of all pause containers: the static
 // monitor binary and empty mount points. Made anew at each start, so that it
 // follows an upgrade; running pauses keep the old file.
@@ -174,7 +177,7 @@ func pauseRootfs(cfg config.Config, binary string) (string, error) {
 			return "", fmt.Errorf("make rootfs of pause: %w", err)
 		}
 	}
-	b, err := os.ReadFile(binary)
+	b, err := regular.Read(binary, maxBinary)
 	if err != nil {
 		return "", fmt.Errorf("make rootfs of pause: %w", err)
 	}

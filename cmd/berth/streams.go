@@ -16,7 +16,7 @@ import (
 	"berth/runtime/config"
 	"berth/runtime/streaming"
 
-	"berth/sandbox/regular"
+	"berth/sandbox/regular/keypair"
 )
 
 // certificate is a key pair that is read again when its files have changed.
@@ -30,7 +30,7 @@ func (c *certificate) reload() error {
 	if c == nil {
 		return nil
 	}
-	pair, err := regular.KeyPair(c.cert, c.key)
+	pair, err := keypair.Read(c.cert, c.key)
 	if err != nil {
 		return fmt.Errorf("keys \"streaming.tls_cert\" and \"streaming.tls_key\": %w", err)
 	}

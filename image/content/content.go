@@ -23,6 +23,7 @@ import (
 	"github.com/opencontainers/go-digest"
 
 	"berth/image/layer"
+	"berth/sandbox/regular"
 )
 
 // ErrNotFound means that there is no blob of that digest.
@@ -190,13 +191,16 @@ func (s *Store) Adopt(d digest.Digest, file string) error {
 	return nil
 }
 
+// maxBlob bounds, in bytes, what Get reads into memory.
+const maxBlob = 64 << 20
+
 // Get returns a blob after checking its digest. For small blobs.
 func (s *Store) Get(d digest.Digest) ([]byte, error) {
 	path, err := s.Path(d)
 	if err != nil {
 		return nil, err
 	}
-	data, err := os.ReadFile(path)
+	data, err := regular.Read(path, maxBlob)
 	if errors.Is(err, fs.ErrNotExist) || s.isDropped(d) {
 		return nil, fmt.Errorf("%w: %s", ErrNotFound, d)
 	}
@@ -308,7 +312,7 @@ func (s *Store) Verify(ctx context.Context, d digest.Digest) error {
 	if err != nil {
 		return err
 	}
-	f, err := os.Open(path)
+	f, err := regular.Open(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("%w: %s", ErrNotFound, d)
 	}

@@ -11,6 +11,7 @@ import (
 	"strings"
 
 	"berth/sandbox/regular"
+	"berth/sandbox/regular/keypair"
 )
 
 // tlsFiles are what a configuration names besides certs.d.
@@ -121,7 +122,7 @@ func (f *tlsFiles) load(conf *tls.Config) error {
 		}
 	}
 	for _, pair := range f.pairs {
-		cert, err := regular.KeyPair(pair[0], pair[1])
+		cert, err := keypair.Read(pair[0], pair[1])
 		if err != nil {
 			return fmt.Errorf("read client certificate %s: %w", pair[0], err)
 		}

@@ -13,6 +13,8 @@ import (
 	"path/filepath"
 	"time"
 
+	"berth/sandbox/regular"
+
 	"github.com/opencontainers/go-digest"
 	"github.com/opencontainers/image-spec/specs-go"
 	ispec "github.com/opencontainers/image-spec/specs-go/v1"
@@ -205,7 +207,7 @@ func addFile(ctx context.Context, w *tar.Writer, name, path string) error {
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
 	}
-	f, err := os.Open(path)
+	f, err := regular.Open(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+
+	"berth/sandbox/regular"
 )
 
 // Names of the files in a bundle.
@@ -58,7 +60,7 @@ func writeJSON(path string, v any) error {
 }
 
 func readJSON(path string, v any) error {
-	data, err := os.ReadFile(path)
+	data, err := regular.Read(path, regular.Most)
 	if err != nil {
 		return fmt.Errorf("read record: %w", err)
 	}

@@ -80,7 +80,7 @@ func start(ctx context.Context, o Options) error {
 	}
 	defer ready.Close()
 	defer theirs.Close()
-	log, err := os.OpenFile(filepath.Join(filepath.Dir(o.Socket), "monitor.log"), os.O_WRONLY|os.O_CREATE|os.O_APPEND|unix.O_NOFOLLOW, 0o600)
+	log, err := os.OpenFile(filepath.Join(filepath.Dir(o.Socket), "monitor.log"), os.O_WRONLY|os.O_CREATE|os.O_APPEND|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0o600)
 	if err != nil {
 		return fmt.Errorf("open the monitor's log: %w", err)
 	}

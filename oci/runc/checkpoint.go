@@ -14,6 +14,7 @@ import (
 
 	"berth/oci"
 	"berth/oci/monitor"
+	"berth/sandbox/regular"
 )
 
 // criuLog is the log of a dump in its work directory.
@@ -105,7 +106,7 @@ func (r *Runtime) Checkpoint(ctx context.Context, id string, c oci.Checkpoint) e
 
 // criuErrors is what criu's log says of a failure, for runc only points to it.
 func criuErrors(path string) string {
-	data, err := os.ReadFile(path)
+	data, err := regular.Read(path, regular.Most)
 	if err != nil {
 		return ""
 	}

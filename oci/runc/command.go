@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
@@ -18,6 +17,7 @@ import (
 	"github.com/opencontainers/runtime-spec/specs-go/features"
 
 	"berth/oci"
+	"berth/sandbox/regular"
 )
 
 // stderrLimit bounds what is kept of a command's complaint.
@@ -120,7 +120,7 @@ func bounded(s string) string {
 
 // readLog returns the messages of a --log file in JSON that are errors.
 func readLog(path string) string {
-	f, err := os.Open(path)
+	f, err := regular.Open(path)
 	if err != nil {
 		return ""
 	}

@@ -17,6 +17,7 @@ import (
 
 	"berth/oci"
 	"berth/oci/monitor"
+	"berth/sandbox/regular"
 )
 
 // cleanLimit bounds the removal of what a failed create left.
@@ -83,6 +84,9 @@ func (r *Runtime) kill(ctx context.Context, id string) error {
 	}
 }
 
+// maxState bounds the binary's state.json, in bytes: it repeats the specification.
+const maxState = 256 << 20
+
 // runcState is what berth reads of the binary's state.json, only for a
 // container whose create was interrupted.
 type runcState struct {
@@ -100,7 +104,7 @@ func (r *Runtime) sweep(ctx context.Context, id, dir string) error {
 		return sweepCgroups(ctx, dir)
 	}
 	var s runcState
-	if data, err := os.ReadFile(filepath.Join(state, "state.json")); err == nil {
+	if data, err := regular.Read(filepath.Join(state, "state.json"), maxState); err == nil {
 		_ = json.Unmarshal(data, &s)
 	}
 	if err := killState(ctx, s); err != nil {
@@ -165,7 +169,7 @@ func sweepCgroups(ctx context.Context, dir string) error {
 	if dir == "" {
 		return nil
 	}
-	data, err := os.ReadFile(filepath.Join(dir, "config.json"))
+	data, err := oci.ReadRaw(dir)
 	if err != nil {
 		return nil
 	}

@@ -20,6 +20,7 @@ import (
 
 	"berth/oci"
 	"berth/oci/monitor"
+	"berth/sandbox/regular"
 )
 
 // Limits of an exec's end.
@@ -193,7 +194,7 @@ func (x *running) spawn(ctx context.Context, cmd *exec.Cmd) error {
 
 // adopt takes over the process that the binary left, by its pid file.
 func (x *running) adopt(cmd *exec.Cmd, pidFile string, said *os.File, failure error) error {
-	data, err := os.ReadFile(pidFile)
+	data, err := regular.Read(pidFile, regular.Most)
 	if failure == nil && err == nil {
 		x.pid, err = strconv.Atoi(strings.TrimSpace(string(data)))
 	}

@@ -5,11 +5,11 @@
 package regular
 
 import (
-	"crypto/tls"
 	"errors"
 	"fmt"
 	"io"
 	"io/fs"
+	"math"
 	"os"
 	"syscall"
 
@@ -50,6 +50,16 @@ func Read(path string, most int64) ([]byte, error) {
 		return nil, tooLarge(path, most)
 	}
 	return data, nil
+}
+
+// Open opens a file of any size to be read from its beginning, for those that do
+// not want it whole. The caller closes it. The errors are those of Read.
+func Open(path string) (*os.File, error) {
+	fd, err := open(path, math.MaxInt64)
+	if err != nil {
+		return nil, err
+	}
+	return os.NewFile(uintptr(fd), path), nil
 }
 
 // Check tells whether Read could read a file, for one that somebody else reads.
@@ -132,17 +142,4 @@ func uninterrupted(call func() (int, error)) (int, error) {
 			return n, err
 		}
 	}
-}
-
-// KeyPair is tls.LoadX509KeyPair for files that Read reads.
-func KeyPair(certificate, key string) (tls.Certificate, error) {
-	pem, err := Read(certificate, Most)
-	if err != nil {
-		return tls.Certificate{}, err
-	}
-	secret, err := Read(key, Most)
-	if err != nil {
-		return tls.Certificate{}, err
-	}
-	return tls.X509KeyPair(pem, secret)
 }

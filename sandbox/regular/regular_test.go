@@ -51,3 +51,23 @@ func TestOnlyRegularFilesAreRead(t *testing.T) {
 		t.Errorf("a file that is not there: %v", err)
 	}
 }
+
+func TestOpenTakesAnySize(t *testing.T) {
+	dir := t.TempDir()
+	large, fifo := filepath.Join(dir, "large"), filepath.Join(dir, "fifo")
+	if err := errors.Join(os.WriteFile(large, []byte("begin"), 0o600), os.Truncate(large, 1<<40), unix.Mkfifo(fifo, 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	f, err := Open(large)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	b := make([]byte, 5)
+	if _, err := f.ReadAt(b, 0); err != nil || string(b) != "begin" {
+		t.Errorf("%q, %v", b, err)
+	}
+	if _, err := Open(fifo); !errors.Is(err, ErrNot) {
+		t.Errorf("a FIFO: %v", err)
+	}
+}
