@@ -1,9 +1,11 @@
 package runtime
 
 import (
+	"context"
+	"errors"
 	"fmt"
-	"os"
 	"strings"
+	"syscall"
 	"unicode"
 
 	"google.golang.org/protobuf/proto"
@@ -139,8 +141,22 @@ func checkLogDirectory(dir string) error {
 	if err := checkLength(field, dir); err != nil {
 		return err
 	}
-	if info, err := os.Stat(dir); err == nil && !info.IsDir() {
-		return spec.Invalid(field, dir, "is no directory")
+	return nil
+}
+
+// makeLogDirectory makes the directory of a pod's logs; nothing when it has none.
+func (s *Service) makeLogDirectory(ctx context.Context, dir string) error {
+	if dir == "" {
+		return nil
+	}
+	err := s.Outside.For(ctx).MakeDir(dir)
+	switch {
+	case errors.Is(err, syscall.ENOTDIR):
+		return spec.Invalid("config.log_directory", dir, "is no directory, or a part of it is none")
+	case errors.Is(err, context.DeadlineExceeded):
+		return fmt.Errorf("config.log_directory %q: %w", dir, err)
+	case err != nil:
+		return fmt.Errorf("%w: config.log_directory %q: %w", errInvalid, dir, err)
 	}
 	return nil
 }

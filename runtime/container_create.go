@@ -21,6 +21,7 @@ import (
 	"berth/runtime/operation"
 	"berth/runtime/resolve"
 	"berth/sandbox"
+	"berth/sandbox/regular"
 )
 
 // CreateContainer makes a container up to the point where its process waits to
@@ -159,7 +160,7 @@ func (s *Service) make(ctx context.Context, op *operation.Operation, c *sandbox.
 		return err
 	}
 	op.Step("resolve users, devices, mounts")
-	in, err := s.specInput(sb, c, images.root, volumes)
+	in, err := s.specInput(ctx, sb, c, images.root, volumes)
 	if err != nil {
 		return err
 	}
@@ -176,7 +177,7 @@ func (s *Service) make(ctx context.Context, op *operation.Operation, c *sandbox.
 		return s.recordRestored(c, sp.Process, from)
 	}
 	op.Step("make the log's directory")
-	req, err := s.createRequest(sb, c, sp.Process.User.UID, sp.Process.User.GID)
+	req, err := s.createRequest(ctx, sb, c, sp.Process.User.UID, sp.Process.User.GID)
 	if err != nil {
 		return err
 	}
@@ -196,9 +197,9 @@ func (s *Service) make(ctx context.Context, op *operation.Operation, c *sandbox.
 
 // createRequest is what the OCI runtime is told of a container beside its bundle.
 // It makes the directories of the log.
-func (s *Service) createRequest(sb *sandbox.Sandbox, c *sandbox.Container, uid, gid uint32) (oci.CreateRequest, error) {
+func (s *Service) createRequest(ctx context.Context, sb *sandbox.Sandbox, c *sandbox.Container, uid, gid uint32) (oci.CreateRequest, error) {
 	config := c.Config.Message
-	log, err := resolve.LogFile(sb.Config.Message.GetLogDirectory(), config.GetLogPath())
+	log, err := s.makeLog(ctx, sb, config.GetLogPath())
 	if err != nil {
 		return oci.CreateRequest{}, err
 	}
@@ -270,7 +271,7 @@ func (s *Service) mountRootfs(sb *sandbox.Sandbox, c *sandbox.Container, img *im
 
 // specInput gathers what the pure spec needs; resolve is its only look outside.
 // volumes are where the images of the container's image mounts are.
-func (s *Service) specInput(sb *sandbox.Sandbox, c *sandbox.Container, img *image.Record, volumes map[int]string) (spec.ContainerInput, error) {
+func (s *Service) specInput(ctx context.Context, sb *sandbox.Sandbox, c *sandbox.Container, img *image.Record, volumes map[int]string) (spec.ContainerInput, error) {
 	in := spec.ContainerInput{
 		ID: c.ID, SandboxID: sb.ID, Config: c.Config.Message, Sandbox: sb.Config.Message, Image: &img.Config, Host: s.host(),
 		CgroupsPath: cgroupsPath(sb, c.ID),
@@ -295,6 +296,7 @@ func (s *Service) specInput(sb *sandbox.Sandbox, c *sandbox.Container, img *imag
 	in.Resolved, err = resolve.Resolve(resolve.Request{
 		Config: c.Config.Message, Sandbox: sb.Config.Message, Image: &img.Config, Rootfs: in.Rootfs, Host: s.host(),
 		ImageRoots: volumes, StrictSources: s.Config().Runtime.MissingHostPath == config.Refuse,
+		Outside: s.Outside.For(ctx),
 	})
 	if err != nil {
 		return in, err
@@ -414,10 +416,20 @@ func logPath(dir, path string) (string, error) {
 	return filepath.Join(dir, path), checkLength("config.log_path", path)
 }
 
-// makeLogDirectory makes the directory of a pod's logs.
-func makeLogDirectory(dir string) error {
-	if err := os.MkdirAll(dir, 0o755); err != nil {
-		return fmt.Errorf("make log directory: %w", err)
+// makeLog makes what a container's log needs to be opened, and tells where it
+// really is; empty for none. A pod that can write to the node's logs can put a
+// symlink there at any time, so whoever opens the file is to insist on its absence.
+func (s *Service) makeLog(ctx context.Context, sb *sandbox.Sandbox, path string) (string, error) {
+	dir := sb.Config.Message.GetLogDirectory()
+	if dir == "" || path == "" {
+		return "", nil
 	}
-	return nil
+	log, err := s.Outside.For(ctx).MakeLog(dir, path)
+	if errors.Is(err, regular.ErrNot) {
+		return "", spec.Invalid("config.log_path", path, err.Error())
+	}
+	if err != nil {
+		return "", fmt.Errorf("make log directory of config.log_path %q: %w", path, err)
+	}
+	return log, nil
 }

@@ -10,6 +10,7 @@ import (
 
 	"berth/oci"
 	"berth/oci/spec"
+	"berth/runtime/operation"
 )
 
 // execOutput is how much of each stream ExecSync keeps; the rest is dropped, as
@@ -43,6 +44,7 @@ func (s *Service) ExecSync(ctx context.Context, req *cri.ExecSyncRequest) (*cri.
 	if err != nil {
 		return nil, err
 	}
+	operation.From(ctx).Step("run the command")
 	r, err := rt.Exec(ctx, c.ID, oci.ExecRequest{
 		Process: spec.ExecProcess(base, req.GetCmd()),
 		Timeout: time.Duration(req.GetTimeout()) * time.Second,

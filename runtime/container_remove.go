@@ -25,7 +25,6 @@ func (s *Service) RemoveContainer(ctx context.Context, req *cri.RemoveContainerR
 	_, err = s.operations.Do(ctx, operation.Request{
 		Key: "remove " + c.ID, Verb: "RemoveContainer", Object: c.Name, Limit: operationLimit,
 	}, func(ctx context.Context, op *operation.Operation) (string, error) {
-		op.Step("stop and remove")
 		return "", s.removeContainer(ctx, c.ID)
 	})
 	if err != nil {
@@ -38,9 +37,12 @@ func (s *Service) RemoveContainer(ctx context.Context, req *cri.RemoveContainerR
 // failed CreateContainer, at a restart, with its sandbox, or on request. It
 // undoes make in the opposite order. Idempotent.
 func (s *Service) removeContainer(ctx context.Context, id string) error {
+	op := operation.From(ctx)
+	op.Step("stop the container")
 	if err := s.stopContainer(ctx, id, 0); err != nil {
 		return err
 	}
+	op.Step("wait for the container's lock")
 	open, err := s.locks.Lock(ctx, id)
 	if err != nil {
 		return err
@@ -57,6 +59,7 @@ func (s *Service) removeContainer(ctx context.Context, id string) error {
 	if err != nil {
 		return err
 	}
+	op.Step("delete in the OCI runtime")
 	if err := rt.Delete(ctx, id); err != nil {
 		return err
 	}
@@ -65,6 +68,7 @@ func (s *Service) removeContainer(ctx context.Context, id string) error {
 			return err
 		}
 	}
+	op.Step("unmount rootfs and image volumes")
 	if err := rootfs.Unmount(s.rootfsDir(id)); err != nil {
 		return err
 	}
@@ -74,6 +78,7 @@ func (s *Service) removeContainer(ctx context.Context, id string) error {
 	if err := oci.RemoveBundle(s.bundleDir(id)); err != nil {
 		return err
 	}
+	op.Step("remove the container's record")
 	s.exits.forget(id)
 	s.plugins.RemoveContainer(ctx, id)
 	if err := s.Records.Containers.Remove(id); err != nil {

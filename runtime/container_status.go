@@ -3,14 +3,13 @@ package runtime
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
-	"os"
 
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"berth/oci"
 	"berth/oci/spec"
-	"berth/runtime/resolve"
 	"berth/sandbox"
 )
 
@@ -125,7 +124,7 @@ func (s *Service) ReopenContainerLog(ctx context.Context, req *cri.ReopenContain
 	if err != nil {
 		return nil, err
 	}
-	if err := s.checkReopen(c); err != nil {
+	if err := s.checkReopen(ctx, c); err != nil {
 		return nil, fmt.Errorf("reopen log of container %s: %w", c.ID, err)
 	}
 	if err := rt.ReopenLog(ctx, c.ID); err != nil {
@@ -135,14 +134,14 @@ func (s *Service) ReopenContainerLog(ctx context.Context, req *cri.ReopenContain
 }
 
 // checkReopen makes what the log file needs to be made anew.
-func (s *Service) checkReopen(c *sandbox.Container) error {
-	if info, err := os.Lstat(c.LogPath); err == nil && !info.Mode().IsRegular() {
-		return fmt.Errorf("%w: %q is no regular file", errPrecondition, c.LogPath)
-	}
+func (s *Service) checkReopen(ctx context.Context, c *sandbox.Container) error {
 	sb, err := s.Records.Sandboxes.Get(c.SandboxID)
 	if err != nil {
 		return err
 	}
-	_, err = resolve.LogFile(sb.Config.Message.GetLogDirectory(), c.Config.Message.GetLogPath())
+	_, err = s.makeLog(ctx, sb, c.Config.Message.GetLogPath())
+	if errors.Is(err, errInvalid) { // the request did not name it
+		return fmt.Errorf("%w: %v", errPrecondition, err)
+	}
 	return err
 }

@@ -44,19 +44,11 @@ func (s *Service) StopContainer(ctx context.Context, req *cri.StopContainerReque
 // maxGrace bounds a grace period, so that seconds fit a Duration.
 const maxGrace = 10 * 365 * 24 * time.Hour
 
-// stops are the running stops by container id.
-type stops struct {
-	mu      sync.Mutex
-	running map[string]*stop // guarded by mu
-}
-
 // stop is one running stop of a container.
 type stop struct {
 	mu      sync.Mutex
 	until   time.Time     // when grace ends, guarded by mu
 	shorter chan struct{} // told when until moved; holds one
-	done    chan struct{}
-	err     error
 }
 
 func (st *stop) deadline() time.Time {
@@ -80,41 +72,33 @@ func (st *stop) shorten(until time.Time) {
 // stopContainer joins or begins the stop of a container and waits for it or
 // for ctx. The stop itself goes on without its callers.
 func (s *Service) stopContainer(ctx context.Context, id string, grace time.Duration) error {
-	until, detached := time.Now().Add(grace), context.WithoutCancel(ctx)
-	s.stops.mu.Lock()
-	st, ok := s.stops.running[id]
-	if !ok {
-		st = &stop{until: until, shorter: make(chan struct{}, 1), done: make(chan struct{})}
-		s.stops.running[id] = st
-		s.background.Go(func() {
-			st.err = operation.Guarded(func() error {
-				err := s.runStop(detached, id, st)
-				if err == nil {
-					s.tellStopped(detached, id)
-				}
-				return err
-			})
-			s.stops.mu.Lock()
-			delete(s.stops.running, id)
-			s.stops.mu.Unlock()
-			close(st.done)
-		})
+	name := id
+	if c, err := s.Records.Containers.Get(id); err == nil {
+		name = c.Name
 	}
-	s.stops.mu.Unlock()
-	st.shorten(until)
-	ctx, cancel := operation.Early(ctx)
-	defer cancel()
-	select {
-	case <-st.done:
-		return st.err
-	case <-ctx.Done():
-		return fmt.Errorf("stop container %s: still waiting for it to end, killed at %s: %w", id, st.deadline().Format(time.RFC3339), ctx.Err())
+	until := time.Now().Add(grace)
+	st := &stop{until: until, shorter: make(chan struct{}, 1)}
+	_, err := s.operations.Do(ctx, operation.Request{
+		Key: "stop container " + id, Verb: "StopContainer", Object: name, Limit: grace + 2*operationLimit, Quiet: grace,
+		Shared: st, Join: func(running any) { running.(*stop).shorten(until) },
+	}, func(ctx context.Context, op *operation.Operation) (string, error) {
+		err := s.runStop(ctx, op, id, st)
+		if err == nil {
+			op.Step("tell NRI plugins")
+			s.tellStopped(ctx, id)
+		}
+		return "", err
+	})
+	if still := (*operation.StillRunning)(nil); errors.As(err, &still) {
+		return fmt.Errorf("stop container %s: %w", id, err)
 	}
+	return err
 }
 
 // runStop is the whole stop: signal, grace, kill. It holds the container's
 // lock only while it asks for its state, so that exec and status go on.
-func (s *Service) runStop(ctx context.Context, id string, st *stop) error {
+func (s *Service) runStop(ctx context.Context, op *operation.Operation, id string, st *stop) error {
+	op.Step("wait for the container's lock")
 	c, rt, err := s.beginStop(ctx, id)
 	if err != nil || c == nil {
 		return err
@@ -125,6 +109,7 @@ func (s *Service) runStop(ctx context.Context, id string, st *stop) error {
 		if err != nil {
 			return err
 		}
+		op.Step("signal and wait for the grace period")
 		if err := rt.Signal(id, sig); err != nil && !errors.Is(err, oci.ErrNotRunning) {
 			return fmt.Errorf("signal container %s: %w", id, err)
 		}
@@ -132,12 +117,14 @@ func (s *Service) runStop(ctx context.Context, id string, st *stop) error {
 			return fmt.Errorf("resume container %s: %w", id, err)
 		}
 		if s.waitGrace(rt, id, st, gone) {
+			op.Step("kill what is left")
 			return s.endStop(ctx, rt, c)
 		}
 		if time.Until(st.deadline()) > 0 {
 			return fmt.Errorf("stop container %s: %w", id, errClosing)
 		}
 	}
+	op.Step("kill")
 	if err := rt.Signal(id, syscall.SIGKILL); err != nil && !errors.Is(err, oci.ErrNotRunning) {
 		return fmt.Errorf("kill container %s: %w", id, err)
 	}

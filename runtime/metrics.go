@@ -70,6 +70,9 @@ func (s *Service) scraped() exporter.State {
 		}
 	}
 	for _, o := range s.operations.Running() {
+		if o.Tracked() {
+			continue // it lasts as long as its caller likes
+		}
 		st.Operations = append(st.Operations, exporter.Operation{Verb: o.Verb, Began: o.Began})
 	}
 	return st

@@ -25,11 +25,13 @@ import (
 	"berth/oci/monitor"
 	"berth/oci/runc"
 	"berth/runtime/config"
+	"berth/runtime/operation"
 	"berth/runtime/resolve"
 	"berth/runtime/streaming"
 	"berth/sandbox"
 	"berth/sandbox/leakcheck"
 	"berth/sandbox/namespaces"
+	"berth/sandbox/outside"
 )
 
 // node is a whole node in one process: real records, images, CNI plugins,
@@ -244,6 +246,7 @@ func (n *node) open() {
 	must(n.t, err)
 	p.Streams, err = streaming.New(streaming.Options{Address: "127.0.0.1:0", Lifetime: time.Minute, Idle: time.Hour})
 	must(n.t, err)
+	p.Outside = outside.New(outside.Options{Command: []string{n.binary, "look"}, Limit: time.Minute, Await: operation.Await, Whereabouts: monitor.Whereabouts})
 	p.HostPorts = hostport.New(hostport.Options{Table: "berth", Enter: func(f func() error) error { return namespaces.Enter(n.netns, f) }})
 	p.Host, err = resolve.HostFacts()
 	must(n.t, err)
@@ -263,7 +266,7 @@ func (n *node) open() {
 	must(n.t, err)
 	close(made)
 	s, client := n.Service, n.client
-	n.closers = []func(){cancel, func() { s.Close(context.Background()) }, func() { _ = client.Close() },
+	n.closers = []func(){cancel, func() { s.Close(context.Background()) }, p.Outside.Close, func() { _ = client.Close() },
 		func() { must(n.t, p.Network.Close()) }, p.Leash.Close, func() { must(n.t, p.Images.Close()) }}
 	must(n.t, n.Restore(ctx))
 	if !n.untidied {

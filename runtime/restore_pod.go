@@ -223,7 +223,7 @@ func checkpointProcess(p *rspec.Process) checkpoint.Process {
 
 // startRestored lets the processes of a checkpoint go on as a container's.
 func (s *Service) startRestored(ctx context.Context, rt oci.Runtime, sb *sandbox.Sandbox, c *sandbox.Container) error {
-	r, err := s.createRequest(sb, c, uint32(c.User.UID), uint32(c.User.GID))
+	r, err := s.createRequest(ctx, sb, c, uint32(c.User.UID), uint32(c.User.GID))
 	if err != nil {
 		return err
 	}

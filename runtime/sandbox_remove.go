@@ -26,12 +26,13 @@ func (s *Service) RemovePodSandbox(ctx context.Context, req *cri.RemovePodSandbo
 	_, err = s.operations.Do(ctx, operation.Request{
 		Key: "remove " + sb.ID, Verb: "RemovePodSandbox", Object: sb.Name, Limit: operationLimit,
 	}, func(ctx context.Context, op *operation.Operation) (string, error) {
+		op.Step("wait for the pod's lock")
 		open, err := s.locks.Lock(ctx, sb.ID)
 		if err != nil {
 			return "", err
 		}
 		defer open()
-		return "", s.removeSandboxSteps(ctx, op, sb.ID)
+		return "", s.removeSandbox(ctx, sb.ID)
 	})
 	if err != nil {
 		return nil, err
@@ -43,10 +44,7 @@ func (s *Service) RemovePodSandbox(ctx context.Context, req *cri.RemovePodSandbo
 // failed RunPodSandbox, at a restart, or on request. Idempotent. The caller
 // holds the sandbox's lock.
 func (s *Service) removeSandbox(ctx context.Context, id string) error {
-	return s.removeSandboxSteps(ctx, new(operation.Operation), id)
-}
-
-func (s *Service) removeSandboxSteps(ctx context.Context, op *operation.Operation, id string) error {
+	op := operation.From(ctx)
 	sb, err := s.Records.Sandboxes.Get(id)
 	if errors.Is(err, sandbox.ErrNotFound) {
 		return nil
@@ -54,7 +52,7 @@ func (s *Service) removeSandboxSteps(ctx context.Context, op *operation.Operatio
 	if err != nil {
 		return err
 	}
-	if err := s.stopSandbox(ctx, op, id); err != nil {
+	if err := s.stopSandbox(ctx, id); err != nil {
 		return err
 	}
 	op.Step("remove containers")

@@ -80,10 +80,9 @@ func (s *Service) runSandbox(ctx context.Context, op *operation.Operation, req *
 	}
 	defer open()
 
-	if dir := req.GetConfig().GetLogDirectory(); dir != "" {
-		if err := makeLogDirectory(dir); err != nil {
-			return "", fmt.Errorf("%w: config.log_directory %q: %w", errInvalid, dir, err)
-		}
+	op.Step("make the log directory")
+	if err := s.makeLogDirectory(ctx, req.GetConfig().GetLogDirectory()); err != nil {
+		return "", err
 	}
 	if err := s.labelSandbox(sb); err != nil {
 		return "", err
@@ -114,7 +113,7 @@ func (s *Service) runSandbox(ctx context.Context, op *operation.Operation, req *
 // bringUp has every effect of a sandbox; removeSandbox undoes all of them.
 func (s *Service) bringUp(ctx context.Context, op *operation.Operation, sb *sandbox.Sandbox) error {
 	op.Step("write pod files")
-	if err := s.writePodFiles(sb); err != nil {
+	if err := s.writePodFiles(ctx, sb); err != nil {
 		return err
 	}
 	op.Step("pin namespaces")
@@ -274,7 +273,7 @@ func (s *Service) startPause(ctx context.Context, sb *sandbox.Sandbox) error {
 	if err != nil {
 		return err
 	}
-	profile, err := resolve.SandboxSeccomp(sb.Config.Message)
+	profile, err := resolve.SandboxSeccomp(s.Outside.For(ctx), sb.Config.Message)
 	if err != nil {
 		return err
 	}

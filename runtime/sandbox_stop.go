@@ -28,12 +28,13 @@ func (s *Service) StopPodSandbox(ctx context.Context, req *cri.StopPodSandboxReq
 	_, err = s.operations.Do(ctx, operation.Request{
 		Key: "stop " + sb.ID, Verb: "StopPodSandbox", Object: sb.Name, Limit: operationLimit,
 	}, func(ctx context.Context, op *operation.Operation) (string, error) {
+		op.Step("wait for the pod's lock")
 		open, err := s.locks.Lock(ctx, sb.ID)
 		if err != nil {
 			return "", err
 		}
 		defer open()
-		err = s.stopSandbox(ctx, op, sb.ID)
+		err = s.stopSandbox(ctx, sb.ID)
 		if errors.Is(err, sandbox.ErrNotFound) { // a removal was first
 			return "", nil
 		}
@@ -49,7 +50,8 @@ func (s *Service) StopPodSandbox(ctx context.Context, req *cri.StopPodSandboxReq
 // Every step is idempotent; the caller holds the sandbox's lock. From its
 // first lines on no container can be made in the pod. One that never came up is
 // not marked: nobody has seen it, and nobody shall while it is undone.
-func (s *Service) stopSandbox(ctx context.Context, op *operation.Operation, id string) error {
+func (s *Service) stopSandbox(ctx context.Context, id string) error {
+	op := operation.From(ctx)
 	if sb, err := s.Records.Sandboxes.Get(id); err == nil && visibleSandbox(sb) {
 		s.markStopped(id)
 	}

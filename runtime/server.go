@@ -86,7 +86,50 @@ func (s *Service) Server() *grpc.Server {
 func (s *Service) intercept(ctx context.Context, req any, info *grpc.UnaryServerInfo, next grpc.UnaryHandler) (reply any, err error) {
 	began := time.Now()
 	defer func() { err = s.ended(call{info.FullMethod, began, req, false}, recover(), err) }()
-	return next(ctx, req)
+	r, ok := s.slowCall(filepath.Base(info.FullMethod), req)
+	if !ok {
+		return next(ctx, req)
+	}
+	err = s.operations.Track(ctx, r, func(ctx context.Context, _ *operation.Operation) (err error) {
+		reply, err = next(ctx, req)
+		return err
+	})
+	return reply, err
+}
+
+// slowCall describes a call that may take long for those who ask why; the others
+// answer from memory. What becomes an operation of its own is listed as that.
+func (s *Service) slowCall(rpc string, req any) (operation.Request, bool) {
+	r := operation.Request{Verb: rpc}
+	switch rpc {
+	case "RunPodSandbox", "CreateContainer", "RestorePod", "StartContainer", "StopContainer", "StopPodSandbox", "RemovePodSandbox", "RemoveContainer",
+		"UpdateContainerResources", "UpdatePodSandboxResources", "ReopenContainerLog", "CheckpointContainer", "CheckpointPod", "RemoveImage", "ImageFsInfo":
+	case "ExecSync":
+		r.Quiet = operation.Endless
+		if t, ok := req.(interface{ GetTimeout() int64 }); ok && t.GetTimeout() > 0 {
+			r.Quiet = time.Duration(min(t.GetTimeout(), int64(maxGrace/time.Second))) * time.Second
+		}
+	case "ImportImage", "ExportImage", "CheckImages", "DiskUsage":
+		r.Quiet = operation.Endless // an operator waits for it
+	default:
+		return r, false
+	}
+	for _, id := range idsOf(req) {
+		r.Object = s.nameOf(id)
+	}
+	return r, true
+}
+
+// nameOf is the name of a container or pod, by the beginning of its id; of nothing
+// that is there it is what was asked for.
+func (s *Service) nameOf(id string) string {
+	if c, err := s.Records.Containers.Find(id); err == nil {
+		return c.Name
+	}
+	if sb, err := s.Records.Sandboxes.Find(id); err == nil {
+		return sb.Name
+	}
+	return id
 }
 
 // interceptStream does the same for an RPC that answers with a stream.

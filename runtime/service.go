@@ -34,6 +34,7 @@ import (
 	"berth/runtime/stats"
 	"berth/runtime/streaming"
 	"berth/sandbox"
+	"berth/sandbox/outside"
 )
 
 // operationLimit is the deadline of one flow; what can hang inside it (CNI,
@@ -64,6 +65,7 @@ type Parts struct {
 	SELinux   *selinux.Policy   // nil where SELinux is not used
 	PauseDir  string            // rootfs of pause containers
 	Streams   *streaming.Server
+	Outside   *outside.Looker // at paths that others serve
 	// MonitorPID tells the pid of the monitor, 0 while none is connected; may be nil.
 	MonitorPID func() int
 }
@@ -80,7 +82,6 @@ type Service struct {
 	operations *operation.Group
 	failures   failures
 	locks      *operation.Locks
-	stops      stops
 	exits      exits
 	starts     starts
 	events     events
@@ -123,7 +124,6 @@ func New(p Parts) (*Service, error) {
 		failures:   failures{last: map[string]admin.WhyFailure{}},
 		locks:      operation.NewLocks(),
 		closing:    make(chan struct{}),
-		stops:      stops{running: map[string]*stop{}},
 		exits:      exits{waiting: map[string]chan struct{}{}},
 		starts:     starts{running: map[string]*oci.Exit{}},
 		events:     events{subscribers: map[*subscriber]bool{}, stamps: map[string]int64{}},

@@ -27,7 +27,7 @@ func TestStopIsCancelledShortenedAndJoined(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
 	defer cancel()
 	err := n.stop(ctx, id, 600)
-	n.refused("stop", err, codes.DeadlineExceeded, "stop container "+id, "still waiting")
+	n.refused("stop", err, codes.DeadlineExceeded, "stop container "+id, "still at step signal and wait")
 	if st := n.status(id); st.GetState() != cri.ContainerState_CONTAINER_RUNNING {
 		t.Fatalf("a cancelled stop left %v", st)
 	}
@@ -141,7 +141,7 @@ func TestRemovalOutlivesItsCaller(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), leakcheck.Patience(500*time.Millisecond))
 	defer cancel()
 	_, err := n.RemovePodSandbox(ctx, &cri.RemovePodSandboxRequest{PodSandboxId: pod})
-	n.refused("remove", err, codes.DeadlineExceeded, "RemovePodSandbox", "still at step remove containers")
+	n.refused("remove", err, codes.DeadlineExceeded, "RemovePodSandbox", "still at step delete in the OCI runtime")
 	release()
 	n.removeContainerOf(id)
 	n.removePod(pod)
@@ -160,9 +160,7 @@ func TestRestartWithinAGracePeriod(t *testing.T) {
 		ended <- err
 	}()
 	eventually(t, "the stop has begun", func() bool {
-		s.stops.mu.Lock()
-		defer s.stops.mu.Unlock()
-		return len(s.stops.running) == 1
+		return len(s.operations.Running()) == 1
 	})
 	began := time.Now()
 	n.restart(nil)

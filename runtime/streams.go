@@ -14,6 +14,7 @@ import (
 
 	"berth/oci"
 	"berth/oci/spec"
+	"berth/runtime/operation"
 	"berth/runtime/streaming"
 	"berth/sandbox"
 	"berth/sandbox/namespaces"
@@ -41,7 +42,11 @@ func (s *Service) Exec(_ context.Context, req *cri.ExecRequest) (*cri.ExecRespon
 		return nil, err
 	}
 	url, err := s.Streams.Exec(w, func(ctx context.Context, streams oci.Streams) (int32, error) {
-		code, err := s.execSession(ctx, c.ID, req, streams)
+		var code int32
+		err := s.session(ctx, "Exec", c.Name, func(ctx context.Context) (err error) {
+			code, err = s.execSession(ctx, c.ID, req, streams)
+			return err
+		})
 		s.sessionOver("exec", "container", c.ID, err)
 		return code, err
 	})
@@ -86,6 +91,16 @@ func (s *Service) execSession(ctx context.Context, id string, req *cri.ExecReque
 	return code, nil
 }
 
+// session lists a streaming session among the operations; it may last as long as
+// its client likes.
+func (s *Service) session(ctx context.Context, verb, object string, f func(context.Context) error) error {
+	r := operation.Request{Verb: verb, Object: object, Quiet: operation.Endless}
+	return s.operations.Track(ctx, r, func(ctx context.Context, op *operation.Operation) error {
+		op.Step("streaming session")
+		return f(ctx)
+	})
+}
+
 // sessionOver says, to those who debug, how a session ended.
 func (s *Service) sessionOver(kind, key, id string, err error) {
 	log := s.Log.WithFields(logrus.Fields{"session": kind, key: id})
@@ -110,7 +125,7 @@ func (s *Service) Attach(_ context.Context, req *cri.AttachRequest) (*cri.Attach
 		return nil, fmt.Errorf("%w: tty is %v, but container %s was made with tty %v", errInvalid, w.Terminal, c.ID, tty)
 	}
 	url, err := s.Streams.Attach(w, func(ctx context.Context, streams oci.Streams) (int32, error) {
-		err := s.attachSession(ctx, c.ID, streams)
+		err := s.session(ctx, "Attach", c.Name, func(ctx context.Context) error { return s.attachSession(ctx, c.ID, streams) })
 		s.sessionOver("attach", "container", c.ID, err)
 		return 0, err
 	})

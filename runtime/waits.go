@@ -22,13 +22,22 @@ const (
 	waitsPatience = time.Second // reading /proc hangs where a process's memory is locked
 )
 
+// looking bounds the looks at /proc that hang: each holds a thread.
+var looking = make(chan struct{}, 4)
+
 // waitsFor finds what runs for objects: commands and plugins are children of the
 // daemon or of the monitor and name the object they are for. init are containers'
 // first processes by pid, with a name. Nothing when /proc does not answer in time.
-func waitsFor(parents []int, ids []string, inits map[int]string) []admin.WhyProcess {
-	found := make(chan []admin.WhyProcess, 1)
+func waitsFor(parents []int, ids []string, inits map[int]string) []admin.WhyWait {
+	select {
+	case looking <- struct{}{}:
+	default:
+		return nil
+	}
+	found := make(chan []admin.WhyWait, 1)
 	go func() {
-		var list []admin.WhyProcess
+		defer func() { <-looking }()
+		var list []admin.WhyWait
 		for _, parent := range parents {
 			for _, pid := range childrenOf(parent) {
 				if what := purpose(pid, ids); what != "" {
@@ -111,7 +120,7 @@ func commandText(args []string) string {
 	return filepath.Base(args[0])
 }
 
-func withChildren(list []admin.WhyProcess, pid, parent int, what string, depth int) []admin.WhyProcess {
+func withChildren(list []admin.WhyWait, pid, parent int, what string, depth int) []admin.WhyWait {
 	if len(list) >= maxWaits {
 		return list
 	}
@@ -129,15 +138,15 @@ func withChildren(list []admin.WhyProcess, pid, parent int, what string, depth i
 }
 
 // lookAt reads where a process is, from files that never wait for it.
-func lookAt(pid, parent int, what string) (admin.WhyProcess, bool) {
+func lookAt(pid, parent int, what string) (admin.WhyWait, bool) {
 	at, ok := monitor.Look(pid)
 	if !ok {
-		return admin.WhyProcess{}, false
+		return admin.WhyWait{}, false
 	}
 	if what == "" {
 		what = at.Name
 	}
-	p := admin.WhyProcess{PID: pid, Parent: parent, What: what, State: at.State, Channel: at.Channel}
+	p := admin.WhyWait{PID: pid, Parent: parent, What: what, State: at.State, Channel: at.Channel}
 	if data, err := os.ReadFile(fmt.Sprintf("/proc/%d/stack", pid)); err == nil {
 		for line := range strings.Lines(string(data)) {
 			if _, text, ok := strings.Cut(strings.TrimSpace(line), "] "); ok && len(p.Stack) < maxStack {
@@ -149,9 +158,13 @@ func lookAt(pid, parent int, what string) (admin.WhyProcess, bool) {
 }
 
 // waitsText says it in one line.
-func waitsText(list []admin.WhyProcess) string {
+func waitsText(list []admin.WhyWait) string {
 	var parts []string
 	for _, p := range list {
+		if p.PID == 0 {
+			parts = append(parts, p.What)
+			continue
+		}
 		text := fmt.Sprintf("%s (pid %d, state %s", p.What, p.PID, p.State)
 		if p.Channel != "" {
 			text += " at " + p.Channel

@@ -2,7 +2,6 @@ package runtime
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"slices"
@@ -13,6 +12,7 @@ import (
 	"github.com/sirupsen/logrus"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"berth/oci/monitor"
 	"berth/runtime/admin"
 	"berth/runtime/operation"
 	"berth/sandbox"
@@ -32,11 +32,15 @@ type failures struct {
 const maxFailures = 256
 
 // note keeps an operation that has failed, and forgets the failure before it when
-// it has succeeded.
+// it has succeeded. That a container could be stopped says nothing of what failed
+// before.
 func (f *failures) note(o *operation.Operation) {
 	step, _ := o.Current()
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	if o.Err() == nil && o.Verb == "StopContainer" && f.last[o.Object].Verb != o.Verb {
+		return
+	}
 	f.order = slices.DeleteFunc(f.order, func(name string) bool { return name == o.Object })
 	delete(f.last, o.Object)
 	if o.Err() == nil {
@@ -59,15 +63,26 @@ func (f *failures) of(name string) *admin.WhyFailure {
 	return nil
 }
 
-// gone are objects, by the beginning of their name, of which nothing but a failure
-// is left.
-func (f *failures) gone(name string) (list []admin.WhyObject) {
+// gone are objects that answer to a name and of which nothing but a failure is left.
+func (f *failures) gone(name string) []admin.WhyObject {
+	return f.without("object", "gone", func(full string) bool {
+		parts := strings.Split(full, "_") // name, namespace, … of a pod; pod's id, name, … of a container
+		return strings.HasPrefix(full, name) || slices.Contains(parts[:min(2, len(parts))], name)
+	})
+}
+
+// unmade are the containers of a pod that could not be made.
+func (f *failures) unmade(pod string) []admin.WhyObject {
+	return f.without("container", "not made", func(full string) bool { return strings.HasPrefix(full, pod+"_") })
+}
+
+func (f *failures) without(kind, state string, is func(full string) bool) (list []admin.WhyObject) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	for _, full := range f.order {
-		if strings.HasPrefix(full, name) {
+		if is(full) {
 			w := f.last[full]
-			list = append(list, admin.WhyObject{Kind: "object", Name: full, State: "gone", Failed: &w})
+			list = append(list, admin.WhyObject{Kind: kind, Name: full, State: state, Failed: &w})
 		}
 	}
 	return list
@@ -88,6 +103,7 @@ func (s *Service) why(_ context.Context, req *admin.WhyRequest) (*admin.WhyReply
 			reply.Operations = append(reply.Operations, s.whyOperation(o))
 		}
 	}
+	reply.Operations = append(reply.Operations, s.whyPulls(req.Object)...)
 	if req.Object != "" && len(reply.Objects) == 0 && len(reply.Operations) == 0 {
 		reply.Objects = s.failures.gone(req.Object)
 	}
@@ -97,25 +113,40 @@ func (s *Service) why(_ context.Context, req *admin.WhyRequest) (*admin.WhyReply
 	return reply, nil
 }
 
-// whyObjects finds a pod with its containers, or a container, by the beginning of
-// an id, also one that is not visible yet. None is no error: an operation may go by
-// that name.
-func (s *Service) whyObjects(id string) (list []admin.WhyObject, names []string, err error) {
-	sb, err := s.Records.Sandboxes.Find(id)
-	if errors.Is(err, sandbox.ErrAmbiguous) {
-		return nil, nil, err
+// maxMatches bounds how many pods, or containers, one question is answered for.
+const maxMatches = 20
+
+// whyObjects finds pods, each with its containers, and containers, by name or the
+// beginning of an id, also those that are not visible yet. None is no error: an
+// operation may go by that name.
+func (s *Service) whyObjects(query string) (list []admin.WhyObject, names []string, err error) {
+	pods := s.Records.Sandboxes.Select(func(sb *sandbox.Sandbox) bool {
+		m := sb.Config.Message.GetMetadata()
+		return strings.HasPrefix(sb.ID, query) || strings.HasPrefix(sb.Name, query) ||
+			slices.Contains([]string{m.GetName(), m.GetNamespace() + "/" + m.GetName(), m.GetUid()}, query)
+	})
+	containers := s.Records.Containers.Select(func(c *sandbox.Container) bool {
+		return strings.HasPrefix(c.ID, query) || c.Name == query || c.Config.Message.GetMetadata().GetName() == query
+	})
+	if max(len(pods), len(containers)) > maxMatches {
+		return nil, nil, fmt.Errorf("%w: %q: %d pods and %d containers answer to it", sandbox.ErrAmbiguous, query, len(pods), len(containers))
 	}
-	var containers []*sandbox.Container
-	if err == nil {
+	for _, sb := range pods {
 		list, names = append(list, s.whyPod(sb)), append(names, sb.Name)
-		containers = s.Records.ContainersOf(sb.ID)
-	} else if c, err := s.Records.Containers.Find(id); err == nil {
-		containers = append(containers, c)
-	} else if errors.Is(err, sandbox.ErrAmbiguous) {
-		return nil, nil, err
+		of := s.Records.ContainersOf(sb.ID)
+		for _, c := range of {
+			list, names = append(list, s.whyContainer(c)), append(names, c.Name)
+		}
+		for _, o := range s.failures.unmade(sb.ID) {
+			if !slices.ContainsFunc(of, func(c *sandbox.Container) bool { return c.Name == o.Name }) {
+				list = append(list, o)
+			}
+		}
 	}
 	for _, c := range containers {
-		list, names = append(list, s.whyContainer(c)), append(names, c.Name)
+		if !slices.ContainsFunc(pods, func(sb *sandbox.Sandbox) bool { return sb.ID == c.SandboxID }) {
+			list, names = append(list, s.whyContainer(c)), append(names, c.Name)
+		}
 	}
 	return list, names, nil
 }
@@ -146,6 +177,7 @@ func (s *Service) whyContainer(c *sandbox.Container) admin.WhyObject {
 	case c.MadeAt == 0:
 		o.State, o.Reason = "being made", "CreateContainer has not ended"
 	case st == cri.ContainerState_CONTAINER_EXITED:
+		o.Log = c.LogPath
 		o.Reason = fmt.Sprintf("%s, exit code %d, at %s", c.Reason, c.ExitCode, time.Unix(0, c.FinishedAt).Format(time.RFC3339))
 		if c.Message != "" {
 			o.Reason += ": " + c.Message
@@ -167,9 +199,25 @@ func (s *Service) whyOperation(o *operation.Operation) admin.WhyOperation {
 		w.ID = ids[0]
 	}
 	if w.Waits == nil {
-		w.Waits = []admin.WhyProcess{}
+		w.Waits = []admin.WhyWait{}
 	}
 	return w
+}
+
+// whyPulls are the running pulls and imports whose image begins so.
+func (s *Service) whyPulls(query string) (list []admin.WhyOperation) {
+	for _, p := range s.Images.Progress() {
+		if !p.Ended.IsZero() || !strings.HasPrefix(p.Image, query) {
+			continue
+		}
+		age := time.Since(p.Began).Seconds()
+		w := admin.WhyOperation{Verb: p.Op, Object: readable(p.Image), Began: p.Began, Seconds: age, Step: string(p.Stage), StepSeconds: age, Waits: []admin.WhyWait{}}
+		if l := slowestLayer(p.Layers); l != nil {
+			w.Waits = append(w.Waits, admin.WhyWait{What: fmt.Sprintf("layer %s, %s, %d of %d bytes, %d bytes a second", l.Blob, l.Stage, l.Bytes, l.Total, int64(l.Rate))})
+		}
+		list = append(list, w)
+	}
+	return list
 }
 
 // objectsOf are the ids behind an operation's name, its own first: a pod's
@@ -192,9 +240,17 @@ func (s *Service) objectsOf(name string) (ids []string, living map[int]string) {
 	return ids, living
 }
 
-// waitsOf are the processes that an operation may wait for; a container's own
-// only where it is to end.
-func (s *Service) waitsOf(o *operation.Operation) []admin.WhyProcess {
+// waitsOf is what an operation may wait for: what it says itself, and the processes
+// that run for its object; a container's own only where it is to end.
+func (s *Service) waitsOf(o *operation.Operation) []admin.WhyWait {
+	var list []admin.WhyWait
+	for _, w := range o.Waits() {
+		out := admin.WhyWait{What: readable(w.Text()), Seconds: time.Since(w.Since).Seconds()}
+		if at, ok := monitor.Look(w.PID); ok && w.PID != 0 {
+			out.PID, out.State, out.Channel = w.PID, at.State, at.Channel
+		}
+		list = append(list, out)
+	}
 	ids, living := s.objectsOf(o.Object)
 	if !strings.HasPrefix(o.Verb, "Stop") && !strings.HasPrefix(o.Verb, "Remove") {
 		living = nil
@@ -203,7 +259,7 @@ func (s *Service) waitsOf(o *operation.Operation) []admin.WhyProcess {
 	if s.MonitorPID != nil && s.MonitorPID() > 1 {
 		parents = append(parents, s.MonitorPID())
 	}
-	return waitsFor(parents, ids, living)
+	return append(list, waitsFor(parents, ids, living)...)
 }
 
 // watchStuck logs once of each operation that takes long, until Close.
@@ -219,7 +275,7 @@ func (s *Service) watchStuck() {
 		}
 		running := s.operations.Running()
 		for _, o := range running {
-			if !logged[o] && time.Since(o.Began) > stuckAfter {
+			if !logged[o] && time.Since(o.Began)-o.Quiet > stuckAfter {
 				logged[o] = true
 				s.logStuck(o)
 			}

@@ -13,7 +13,7 @@ import (
 )
 
 // waiting asks why until an operation of that verb waits for what.
-func (n *node) waiting(verb, what string) (op admin.WhyOperation, p admin.WhyProcess) {
+func (n *node) waiting(verb, what string) (op admin.WhyOperation, p admin.WhyWait) {
 	n.t.Helper()
 	eventually(n.t, verb+" waits for "+what, func() bool {
 		r, err := n.why(n.t.Context(), &admin.WhyRequest{})

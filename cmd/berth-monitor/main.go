@@ -4,7 +4,8 @@
 // to run (package oci/monitor has the protocol). It outlives the daemon, and
 // ends by itself when there is neither a daemon nor a living container.
 //
-// As `berth-monitor pause` it is PID 1 of a pod's shared PID namespace.
+// As `berth-monitor look` it is a process that the daemon has look at paths that may
+// hang (package sandbox/outside). As `berth-monitor pause` it is PID 1 of a pod's shared PID namespace.
 //
 // It owns exit.json and monitor.json in a bundle and the log files. It writes
 // its own troubles to stderr. It links nothing but the standard library and
@@ -34,6 +35,9 @@ import (
 func main() {
 	if len(os.Args) > 1 && os.Args[1] == "pause" {
 		pause()
+	}
+	if len(os.Args) > 1 && os.Args[1] == "look" {
+		look()
 	}
 	socket := flag.String("socket", "", "path of the unix socket, made with mode 0600")
 	ready := flag.Int("ready-fd", -1, "descriptor that gets one byte when the socket listens")

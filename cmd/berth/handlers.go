@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"time"
 
 	rspec "github.com/opencontainers/runtime-spec/specs-go"
 	"github.com/sirupsen/logrus"
@@ -17,7 +18,8 @@ import (
 	"berth/oci/spec"
 	"berth/runtime"
 	"berth/runtime/config"
-
+	"berth/runtime/operation"
+	"berth/sandbox/outside"
 	"berth/sandbox/regular"
 )
 
@@ -32,6 +34,9 @@ func (d *assembled) handlers(ctx context.Context, cfg config.Config, log *logrus
 	if parts.PauseDir, err = pauseRootfs(cfg, binary); err != nil {
 		return err
 	}
+	parts.Outside = outside.New(outside.Options{Command: []string{binary, "look"}, Limit: time.Duration(cfg.Runtime.HostPathTimeout),
+		Await: operation.Await, Whereabouts: monitor.Whereabouts})
+	d.closers = append(d.closers, parts.Outside.Close)
 	made := make(chan struct{})
 	client, err := monitor.Open(ctx, monitor.Options{
 		Socket: filepath.Join(cfg.State, "monitor.sock"), Binary: binary,

@@ -18,7 +18,7 @@ func TestWhyTable(t *testing.T) {
 		"nothing": {admin.WhyReply{}, []string{"No operation runs."}},
 		"all": {admin.WhyReply{
 			Operations: []admin.WhyOperation{{Verb: "RunPodSandbox", Object: "web_ns_uid_0", Seconds: 12.1, Step: "network setup", StepSeconds: 12,
-				Waits: []admin.WhyProcess{{PID: 77, What: "CNI plugin bridge ADD", State: "D", Channel: "rpc_wait_bit_killable"}}}},
+				Waits: []admin.WhyWait{{PID: 77, What: "CNI plugin bridge ADD", State: "D", Channel: "rpc_wait_bit_killable"}}}},
 			Objects: []admin.WhyObject{{Kind: "container", ID: "0123456789abcdef", Name: "c", State: "exited", Reason: "Error, exit code 3",
 				Failed: &admin.WhyFailure{Verb: "StartContainer", Step: "start", Error: "no such program", At: time.Unix(0, 0)}}},
 		}, []string{"RunPodSandbox 12s network setup 12s web_ns_uid_0", "CNI plugin bridge ADD, pid 77 state D at rpc_wait_bit_killable",

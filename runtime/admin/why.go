@@ -8,8 +8,9 @@ const Why Method[WhyRequest, WhyReply] = "Why"
 
 // WhyRequest asks about one pod or container and what belongs to it.
 type WhyRequest struct {
-	// Object is an id, or the beginning of one, or of the name of what is being made
-	// or could not be made; empty: every running operation.
+	// Object is the name of a pod or container (a pod's also as namespace/name), or an
+	// id, or the beginning of one, or of what an operation works on; empty: every
+	// running operation.
 	Object string `json:"object,omitempty"`
 }
 
@@ -21,34 +22,37 @@ type WhyReply struct {
 
 // WhyOperation is a running operation.
 type WhyOperation struct {
-	Verb        string       `json:"verb"`
-	Object      string       `json:"object"` // its name
-	ID          string       `json:"id,omitempty"`
-	Began       time.Time    `json:"began"`
-	Seconds     float64      `json:"seconds"`
-	Step        string       `json:"step"`
-	StepSeconds float64      `json:"stepSeconds"`
-	Waits       []WhyProcess `json:"waits"` // what runs for it
+	Verb        string    `json:"verb"`
+	Object      string    `json:"object"` // its name
+	ID          string    `json:"id,omitempty"`
+	Began       time.Time `json:"began"`
+	Seconds     float64   `json:"seconds"`
+	Step        string    `json:"step"`
+	StepSeconds float64   `json:"stepSeconds"`
+	Waits       []WhyWait `json:"waits"` // what it waits for, as far as that can be told
 }
 
-// WhyProcess is a process that an operation may wait for.
-type WhyProcess struct {
-	PID     int    `json:"pid"`
-	Parent  int    `json:"parent"`
-	What    string `json:"what"`  // "CNI plugin bridge ADD", "runc create", "init of container …", or the process's name
-	State   string `json:"state"` // as ps(1) has it: D is uninterruptible sleep
-	Channel string `json:"channel,omitempty"`
+// WhyWait is something that an operation may wait for: a process, or a lock, a path
+// or a registry.
+type WhyWait struct {
+	PID     int     `json:"pid,omitempty"` // 0: no process
+	Parent  int     `json:"parent,omitempty"`
+	What    string  `json:"what"` // "CNI plugin bridge ADD", "runc create", "init of container …", "path …", or the process's name
+	Seconds float64 `json:"seconds,omitempty"`
+	State   string  `json:"state,omitempty"` // as ps(1) has it: D is uninterruptible sleep
+	Channel string  `json:"channel,omitempty"`
 	// Stack is where it is in the kernel, where the daemon may know.
 	Stack []string `json:"stack,omitempty"`
 }
 
 // WhyObject is a pod or a container.
 type WhyObject struct {
-	Kind   string      `json:"kind"` // pod, container, or object where nothing but a failure is known
-	ID     string      `json:"id"`
+	Kind   string      `json:"kind"`         // pod, container, or object where nothing but a failure is known
+	ID     string      `json:"id,omitempty"` // empty: there is no record
 	Name   string      `json:"name"`
 	State  string      `json:"state"`
 	Reason string      `json:"reason,omitempty"` // why it is not ready, or ended
+	Log    string      `json:"log,omitempty"`    // of a container that has ended
 	Failed *WhyFailure `json:"failed,omitempty"` // the last operation on it that failed since the daemon's start
 }
 

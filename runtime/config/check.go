@@ -129,6 +129,7 @@ func (c Config) checkRanges(p *Problems) {
 		{"image.partial_age", c.Image.PartialAge, time.Minute, 1000 * time.Hour},
 		{"image.min_rate_window", c.Image.MinRateWindow, time.Second, time.Hour},
 		{"cni.timeout", c.CNI.Timeout, time.Second, time.Hour},
+		{"runtime.host_path_timeout", c.Runtime.HostPathTimeout, time.Second, 10 * time.Minute},
 		{"streaming.url_lifetime", c.Streaming.URLLifetime, time.Second, time.Hour},
 		{"streaming.idle_timeout", c.Streaming.IdleTimeout, time.Second, 1000 * time.Hour},
 		{"nri.plugin_registration_timeout", c.NRI.RegistrationTimeout, 100 * time.Millisecond, time.Minute},

@@ -4,8 +4,10 @@
 // An operation has a key (what it makes, e.g. a sandbox's name). A second call
 // with the same key joins the first instead of colliding with it. A caller that
 // gives up gets an error telling the step; the operation goes on with a deadline
-// of its own, and a retry finds it or its result. Locks order operations on one
-// object; waiting for one ends with the caller.
+// of its own, and a retry finds it or its result. What a caller runs itself is only
+// listed (Track). Locks order operations on one object; waiting for one ends with
+// the caller. An operation knows what it waits for outside of it: a lock and who
+// holds it, a path, a process (Await).
 //
 // It owns no record and no policy, and nothing on disk.
 package operation
@@ -15,6 +17,7 @@ import (
 	"errors"
 	"fmt"
 	"runtime/debug"
+	"slices"
 	"sort"
 	"sync"
 	"time"
@@ -56,13 +59,16 @@ func (e *PanicError) Unwrap() error { return ErrPanic }
 type Operation struct {
 	Verb, Object string
 	Began        time.Time
+	Quiet        time.Duration // see Request
 
 	mu    sync.Mutex
 	step  string    // guarded by mu
 	since time.Time // guarded by mu
 	steps []Step    // finished ones, guarded by mu
+	waits []*Wait   // guarded by mu
 
-	cancel context.CancelFunc
+	shared any                // of the request that began it
+	cancel context.CancelFunc // nil: it ends with its caller
 	done   chan struct{}
 	result string
 	err    error
@@ -121,6 +127,9 @@ func (o *Operation) Current() (step string, since time.Time) {
 	return o.step, o.since
 }
 
+// Tracked tells whether the operation ends with its caller, see Track.
+func (o *Operation) Tracked() bool { return o.cancel == nil }
+
 // Err is how the operation ended; to be asked by what Watch calls.
 func (o *Operation) Err() error { return o.err }
 
@@ -128,6 +137,7 @@ func (o *Operation) Err() error { return o.err }
 type Group struct {
 	mu      sync.Mutex
 	running map[string]*Operation // guarded by mu
+	tracked map[*Operation]bool   // guarded by mu
 	closed  bool                  // guarded by mu
 	crew    Crew
 	ended   func(*Operation) // nil: nobody watches
@@ -135,7 +145,9 @@ type Group struct {
 }
 
 // NewGroup returns an empty group.
-func NewGroup() *Group { return &Group{running: map[string]*Operation{}} }
+func NewGroup() *Group {
+	return &Group{running: map[string]*Operation{}, tracked: map[*Operation]bool{}}
+}
 
 // Watch has f called with each operation that has ended, before its callers hear
 // of it. f must not block. To be called once, before the first operation.
@@ -145,11 +157,20 @@ func (g *Group) Watch(f func(*Operation)) { g.ended = f }
 // called once, before the first operation.
 func (g *Group) Explain(f func(*Operation) string) { g.explain = f }
 
+// Endless is the Quiet of what may take as long as it likes.
+const Endless = time.Duration(1) << 62
+
 // Request describes an operation to Do.
 type Request struct {
 	Key          string        // what it makes or changes; equal keys join
 	Verb, Object string        // for messages: "RunPodSandbox", "name_ns_uid_0"
 	Limit        time.Duration // the operation's own deadline
+	Quiet        time.Duration // it is expected to take so long, and no wonder
+
+	// Join hears Shared of the request that began the operation, for each that joins
+	// it, before it can end. It must not block. Both may be nil.
+	Shared any
+	Join   func(shared any)
 }
 
 // StillRunning is the error of a caller that gave up before its operation ended.
@@ -186,16 +207,20 @@ func Early(ctx context.Context) (context.Context, context.CancelFunc) {
 // carries ctx's values and the deadline r.Limit. A closed group starts nothing: ErrClosing.
 func (g *Group) Do(ctx context.Context, r Request, fn func(context.Context, *Operation) (string, error)) (string, error) {
 	g.mu.Lock()
+	delete(g.tracked, From(ctx)) // what is asked for is listed itself now
 	o, ok := g.running[r.Key]
-	if !ok && g.closed {
+	if !ok && g.closed && From(ctx).Tracked() {
 		g.mu.Unlock()
 		return "", fmt.Errorf("%s %s: %w", r.Verb, r.Object, ErrClosing)
 	}
+	if ok && r.Join != nil {
+		r.Join(o.shared)
+	}
 	if !ok {
-		o = &Operation{Verb: r.Verb, Object: r.Object, Began: time.Now(), done: make(chan struct{})}
+		o = r.operation()
 		g.running[r.Key] = o
 		var own context.Context
-		own, o.cancel = context.WithTimeout(context.WithoutCancel(ctx), r.Limit)
+		own, o.cancel = context.WithTimeout(within(context.WithoutCancel(ctx), o), r.Limit)
 		g.crew.Go(func() {
 			defer o.cancel()
 			g.run(own, r.Key, o, fn)
@@ -214,6 +239,25 @@ func (g *Group) Do(ctx context.Context, r Request, fn func(context.Context, *Ope
 		}
 		return "", gaveUp
 	}
+}
+
+func (r Request) operation() *Operation {
+	return &Operation{Verb: r.Verb, Object: r.Object, Began: time.Now(), Quiet: r.Quiet, shared: r.Shared, done: make(chan struct{})}
+}
+
+// Track lists fn among the running operations while the caller runs it. It ends
+// with its caller, so nobody can join it and neither Cancel nor Wait minds it.
+func (g *Group) Track(ctx context.Context, r Request, fn func(context.Context, *Operation) error) error {
+	o := r.operation()
+	g.mu.Lock()
+	g.tracked[o] = true
+	g.mu.Unlock()
+	defer func() {
+		g.mu.Lock()
+		delete(g.tracked, o)
+		g.mu.Unlock()
+	}()
+	return fn(within(ctx, o), o)
 }
 
 func (g *Group) run(ctx context.Context, key string, o *Operation, fn func(context.Context, *Operation) (string, error)) {
@@ -238,8 +282,11 @@ func (g *Group) run(ctx context.Context, key string, o *Operation, fn func(conte
 // Running lists the running operations, oldest first.
 func (g *Group) Running() []*Operation {
 	g.mu.Lock()
-	out := make([]*Operation, 0, len(g.running))
+	out := make([]*Operation, 0, len(g.running)+len(g.tracked))
 	for _, o := range g.running {
+		out = append(out, o)
+	}
+	for o := range g.tracked {
 		out = append(out, o)
 	}
 	g.mu.Unlock()
@@ -247,63 +294,24 @@ func (g *Group) Running() []*Operation {
 	return out
 }
 
-// Close lets no operation begin any more. Those that run may still be joined.
+// Close lets no operation begin any more but as a part of one that runs, which may
+// have to undo something. Those that run may still be joined.
 func (g *Group) Close() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.closed = true
 }
 
-// Cancel ends the contexts of the running operations of a closed group, which it
-// returns, oldest first. Their callers get ErrClosing.
+// Cancel ends the contexts of the running operations of a closed group that would
+// outlive their callers, which it returns, oldest first. Their callers get
+// ErrClosing.
 func (g *Group) Cancel() []*Operation {
-	running := g.Running()
-	for _, o := range running {
+	broken := slices.DeleteFunc(g.Running(), func(o *Operation) bool { return o.cancel == nil })
+	for _, o := range broken {
 		o.cancel()
 	}
-	return running
+	return broken
 }
 
 // Wait blocks until every operation has ended or ctx is over.
 func (g *Group) Wait(ctx context.Context) { g.crew.Wait(ctx) }
-
-// Locks is a lock per object id.
-type Locks struct {
-	mu   sync.Mutex
-	held map[string]*lock // guarded by mu
-}
-
-type lock struct {
-	ch   chan struct{} // holds one token while the lock is taken
-	uses int           // holders and waiters, guarded by Locks.mu
-}
-
-// NewLocks returns a set of open locks.
-func NewLocks() *Locks { return &Locks{held: map[string]*lock{}} }
-
-// Lock waits for the lock of id or for ctx. The returned func opens it.
-func (l *Locks) Lock(ctx context.Context, id string) (func(), error) {
-	l.mu.Lock()
-	k, ok := l.held[id]
-	if !ok {
-		k = &lock{ch: make(chan struct{}, 1)}
-		l.held[id] = k
-	}
-	k.uses++
-	l.mu.Unlock()
-	select {
-	case k.ch <- struct{}{}:
-		return func() { <-k.ch; l.release(id, k) }, nil
-	case <-ctx.Done():
-		l.release(id, k)
-		return nil, fmt.Errorf("wait for another operation on %s: %w", id, ctx.Err())
-	}
-}
-
-func (l *Locks) release(id string, k *lock) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if k.uses--; k.uses == 0 {
-		delete(l.held, id)
-	}
-}

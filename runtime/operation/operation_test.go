@@ -190,3 +190,139 @@ func TestAnswersBeforeTheDeadline(t *testing.T) {
 	}
 	g.Wait(t.Context())
 }
+
+// Whoever waits for a lock can tell who has it and where that one is.
+func TestLocksTellTheirHolder(t *testing.T) {
+	g, l := NewGroup(), NewLocks()
+	release := make(chan struct{})
+	held := make(chan struct{})
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		_, err := g.Do(t.Context(), Request{Key: "a", Verb: "StopContainer", Object: "c", Limit: time.Minute}, func(ctx context.Context, o *Operation) (string, error) {
+			open, err := l.Lock(ctx, "x")
+			if err != nil {
+				return "", err
+			}
+			defer open()
+			o.Step("kill")
+			close(held)
+			<-release
+			return "", nil
+		})
+		if err != nil {
+			t.Error(err)
+		}
+	})
+	<-held
+	const holder = "another operation on x: StopContainer c, at step kill, for "
+	_, err := g.Do(t.Context(), Request{Key: "b", Verb: "StartContainer", Object: "c", Limit: 50 * time.Millisecond}, func(ctx context.Context, o *Operation) (string, error) {
+		done := make(chan struct{})
+		defer close(done)
+		go func() {
+			for len(o.Waits()) == 0 {
+				select {
+				case <-done:
+					t.Error("the operation does not say what it waits for")
+					return
+				case <-time.After(time.Millisecond):
+				}
+			}
+			if text := o.Waits()[0].Text(); !strings.HasPrefix(text, holder) {
+				t.Errorf("it waits for %q", text)
+			}
+		}()
+		_, err := l.Lock(ctx, "x")
+		if len(o.Waits()) != 0 {
+			t.Error("it waits for what it has given up")
+		}
+		return "", err
+	})
+	if !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), holder) {
+		t.Errorf("got %v", err)
+	}
+	close(release)
+	wg.Wait()
+}
+
+// A closed group begins nothing, but what a running operation needs to undo what it
+// has done.
+func TestAClosedGroupLetsAnOperationUndo(t *testing.T) {
+	g := NewGroup()
+	closed := make(chan struct{})
+	_, err := g.Do(t.Context(), Request{Key: "k", Verb: "V", Limit: time.Minute}, func(ctx context.Context, _ *Operation) (string, error) {
+		g.Close()
+		close(closed)
+		return g.Do(ctx, Request{Key: "part", Verb: "V", Limit: time.Minute}, func(context.Context, *Operation) (string, error) { return "", nil })
+	})
+	<-closed
+	if err != nil {
+		t.Errorf("a part of a running operation: %v", err)
+	}
+	err = g.Track(t.Context(), Request{Verb: "V"}, func(ctx context.Context, _ *Operation) error {
+		_, err := g.Do(ctx, Request{Key: "k", Verb: "V", Limit: time.Minute}, func(context.Context, *Operation) (string, error) { return "", nil })
+		return err
+	})
+	if !errors.Is(err, ErrClosing) {
+		t.Errorf("a new one: %v", err)
+	}
+}
+
+// What a caller runs itself is listed while it runs, and once only.
+func TestTrack(t *testing.T) {
+	g := NewGroup()
+	g.Watch(func(*Operation) { t.Error("what ends with its caller is told of") })
+	err := g.Track(t.Context(), Request{Verb: "ExecSync", Object: "c"}, func(ctx context.Context, o *Operation) error {
+		defer Await(ctx, "path /x", 1)()
+		running := g.Running()
+		if len(running) != 1 || running[0] != o || From(ctx) != o || !o.Tracked() {
+			t.Errorf("running %v", running)
+		}
+		if w := o.Waits(); len(w) != 1 || w[0].Text() != "path /x" || w[0].PID != 1 || w[0].Since.IsZero() {
+			t.Errorf("waits %v", w)
+		}
+		if broken := g.Cancel(); len(broken) != 0 || ctx.Err() != nil {
+			t.Errorf("canceled %v", broken)
+		}
+		return errPlain
+	})
+	if err != errPlain || len(g.Running()) != 0 {
+		t.Errorf("got %v, running %v", err, g.Running())
+	}
+	g = NewGroup()
+	_ = g.Track(t.Context(), Request{Verb: "RunPodSandbox"}, func(ctx context.Context, _ *Operation) error {
+		_, err := g.Do(ctx, Request{Key: "k", Verb: "RunPodSandbox", Limit: time.Minute}, func(context.Context, *Operation) (string, error) {
+			if running := g.Running(); len(running) != 1 || running[0].Tracked() {
+				t.Errorf("running %v", running)
+			}
+			return "", nil
+		})
+		return err
+	})
+	defer Await(t.Context(), "nothing that anybody lists", 0)()
+}
+
+var errPlain = errors.New("plain")
+
+// Whoever joins can tell the operation what it asks for more.
+func TestJoinHearsWhatIsShared(t *testing.T) {
+	g := NewGroup()
+	began, release := make(chan struct{}), make(chan struct{})
+	joined := make(chan any, 1)
+	do := func(shared any) error {
+		_, err := g.Do(t.Context(), Request{Key: "k", Limit: time.Minute, Shared: shared, Join: func(of any) { joined <- of }}, func(context.Context, *Operation) (string, error) {
+			close(began)
+			<-release
+			return "", nil
+		})
+		return err
+	}
+	var wg sync.WaitGroup
+	wg.Go(func() { _ = do("first") })
+	<-began
+	wg.Go(func() { _ = do("second") })
+	if of := <-joined; of != "first" {
+		t.Errorf("joined %v", of)
+	}
+	close(release)
+	wg.Wait()
+}

@@ -8,12 +8,14 @@ import (
 	"strings"
 	"testing"
 
+	"berth/sandbox/outside"
+
 	rspec "github.com/opencontainers/runtime-spec/specs-go"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
 func TestDeviceOfHost(t *testing.T) {
-	nodes, rules, err := resolveDevices([]*cri.Device{{ContainerPath: "/dev/mine/", HostPath: "/dev/null", Permissions: "mr"}})
+	nodes, rules, err := resolveDevices(outside.Here{}, []*cri.Device{{ContainerPath: "/dev/mine/", HostPath: "/dev/null", Permissions: "mr"}})
 	if err != nil || len(nodes) != 1 || len(rules) != 1 {
 		t.Fatalf("%v, %v, %v", nodes, rules, err)
 	}
@@ -37,7 +39,7 @@ func TestBadDevices(t *testing.T) {
 		dir:                            "is a directory without devices",
 	} {
 		good := &cri.Device{ContainerPath: "/a", HostPath: "/dev/null", Permissions: "r"}
-		_, _, err := resolveDevices([]*cri.Device{good, {ContainerPath: "/b", HostPath: at, Permissions: "r"}})
+		_, _, err := resolveDevices(outside.Here{}, []*cri.Device{good, {ContainerPath: "/b", HostPath: at, Permissions: "r"}})
 		want := fmt.Sprintf("devices[1].host_path %q: %s", at, begins)
 		if !errors.Is(err, ErrInvalid) || err.Error() != want {
 			t.Errorf("%v; want %s", err, want)
@@ -55,7 +57,7 @@ func paths(nodes []rspec.LinuxDevice) []string {
 }
 
 func TestHostDevices(t *testing.T) {
-	nodes, err := hostDevices("/dev")
+	nodes, err := hostDevices(outside.Here{}, "/dev")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -68,7 +70,7 @@ func TestHostDevices(t *testing.T) {
 			t.Errorf("%s is in the list", p)
 		}
 	}
-	if _, err := hostDevices("/no/such/dev"); err == nil {
+	if _, err := hostDevices(outside.Here{}, "/no/such/dev"); err == nil {
 		t.Error("no error for a missing folder")
 	}
 }

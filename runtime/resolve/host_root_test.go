@@ -13,6 +13,7 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"berth/sandbox/leakcheck"
+	"berth/sandbox/outside"
 )
 
 // TestPropagationRoot looks at real mounts: private, slave and shared.
@@ -120,7 +121,7 @@ func TestDeviceDirectoryRoot(t *testing.T) {
 	write(t, filepath.Join(dir, "sub/file"), "x")
 	link(t, "/dev/null", filepath.Join(dir, "link"))
 	link(t, dir, filepath.Join(dir, "way"))
-	nodes, rules, err := resolveDevices([]*cri.Device{{ContainerPath: "/dev/x", HostPath: filepath.Join(dir, "way"), Permissions: "w"}})
+	nodes, rules, err := resolveDevices(outside.Here{}, []*cri.Device{{ContainerPath: "/dev/x", HostPath: filepath.Join(dir, "way"), Permissions: "w"}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -136,7 +137,7 @@ func TestDeviceDirectoryRoot(t *testing.T) {
 	if !slices.Equal(got, want) {
 		t.Errorf("%v, want %v", got, want)
 	}
-	host, err := hostDevices(dir)
+	host, err := hostDevices(outside.Here{}, dir)
 	if err != nil || len(host) != 3 || paths(host)[0] != "/dev/one" {
 		t.Errorf("as a host's: %v, %v", paths(host), err)
 	}

@@ -14,6 +14,7 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"berth/oci/spec"
+	"berth/sandbox/outside"
 )
 
 // fakeHost is a root with the files that every Linux has.
@@ -172,7 +173,7 @@ func TestSeccompFiles(t *testing.T) {
 	write(t, good, `{"defaultAction":"SCMP_ACT_ALLOW"}`)
 	link(t, good, filepath.Join(dir, "link.json"))
 	for _, at := range []string{good, filepath.Join(dir, "link.json")} {
-		data, err := readProfile(at)
+		data, err := readProfile(outside.Here{}, at)
 		if err != nil || !strings.Contains(string(data), "ALLOW") {
 			t.Errorf("%s: %q, %v", at, data, err)
 		}
@@ -183,15 +184,15 @@ func TestSeccompFiles(t *testing.T) {
 		t.Fatal(err)
 	}
 	for name, reason := range map[string]string{
-		"absent.json": "no such file", "huge.json": "is longer than 1 MiB", "bad.json": "is not JSON", "fifo.json": "is no regular file", ".": "is no regular file",
+		"absent.json": "no such file", "huge.json": "is larger than 1048576 bytes", "bad.json": "is not JSON", "fifo.json": "is no regular file", ".": "is no regular file",
 	} {
 		at := filepath.Clean(filepath.Join(dir, name))
-		_, err := readProfile(at)
+		_, err := readProfile(outside.Here{}, at)
 		if !errors.Is(err, ErrInvalid) || err.Error() != `linux.security_context.seccomp.localhost_ref "`+at+`": `+reason {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
-	if data, err := readProfile(""); data != nil || err != nil {
+	if data, err := readProfile(outside.Here{}, ""); data != nil || err != nil {
 		t.Errorf("no path: %q, %v", data, err)
 	}
 }
@@ -207,7 +208,7 @@ func TestSeccompOfRequests(t *testing.T) {
 		t.Errorf("container: %+v, %v", out, err)
 	}
 	sandbox := &cri.PodSandboxConfig{Linux: &cri.LinuxPodSandboxConfig{SecurityContext: &cri.LinuxSandboxSecurityContext{Seccomp: local}}}
-	if data, err := SandboxSeccomp(sandbox); err != nil || len(data) == 0 {
+	if data, err := SandboxSeccomp(outside.Here{}, sandbox); err != nil || len(data) == 0 {
 		t.Errorf("sandbox: %q, %v", data, err)
 	}
 	if err := os.Remove(file); err != nil {
@@ -216,7 +217,7 @@ func TestSeccompOfRequests(t *testing.T) {
 	if _, err := Resolve(r); !errors.Is(err, ErrInvalid) {
 		t.Errorf("container without the file: %v", err)
 	}
-	if _, err := SandboxSeccomp(sandbox); !errors.Is(err, ErrInvalid) {
+	if _, err := SandboxSeccomp(outside.Here{}, sandbox); !errors.Is(err, ErrInvalid) {
 		t.Errorf("sandbox without the file: %v", err)
 	}
 	// Privileged containers run without a filter, so its file does not matter; they get the host's devices.

@@ -4,15 +4,15 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"path/filepath"
 	"strings"
-	"syscall"
 
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"berth/oci/spec"
+	"berth/sandbox/outside"
+	"berth/sandbox/regular"
 )
 
 // profileMax bounds a seccomp profile's file; the default profile has 18 KiB.
@@ -21,32 +21,18 @@ const profileMax = 1 << 20
 const profileField = "linux.security_context.seccomp.localhost_ref"
 
 // readProfile reads a seccomp profile of the node; nothing for an empty path.
-func readProfile(path string) ([]byte, error) {
+func readProfile(host outside.Host, path string) ([]byte, error) {
 	if path == "" {
 		return nil, nil
 	}
-	// Without blocking: the path may name a FIFO.
-	file, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
-	if errors.Is(err, os.ErrNotExist) {
+	data, err := host.Read(path, profileMax)
+	switch {
+	case errors.Is(err, os.ErrNotExist):
 		return nil, spec.Invalid(profileField, path, "no such file")
-	}
-	if err != nil {
-		return nil, fmt.Errorf("open seccomp profile %q: %w", path, err)
-	}
-	defer file.Close()
-	info, err := file.Stat()
-	if err != nil {
-		return nil, fmt.Errorf("stat seccomp profile %q: %w", path, err)
-	}
-	if !info.Mode().IsRegular() {
-		return nil, spec.Invalid(profileField, path, "is no regular file")
-	}
-	data, err := io.ReadAll(io.LimitReader(file, profileMax+1))
-	if err != nil {
+	case errors.Is(err, regular.ErrNot):
+		return nil, spec.Invalid(profileField, path, strings.TrimPrefix(err.Error(), path+" "))
+	case err != nil:
 		return nil, fmt.Errorf("read seccomp profile %q: %w", path, err)
-	}
-	if len(data) > profileMax {
-		return nil, spec.Invalid(profileField, path, "is longer than 1 MiB")
 	}
 	if !json.Valid(data) {
 		return nil, spec.Invalid(profileField, path, "is not JSON")

@@ -34,6 +34,7 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"berth/oci/spec"
+	"berth/sandbox/outside"
 )
 
 // Sentinels of the package; test with errors.Is.
@@ -57,10 +58,20 @@ type Request struct {
 	// StrictSources refuses a mount source that does not exist, as the CRI's
 	// text has it, instead of making a directory.
 	StrictSources bool
+	// Outside looks at what the request names of the node; nil: the caller itself does.
+	Outside outside.Host
+}
+
+func (r Request) host() outside.Host {
+	if r.Outside == nil {
+		return outside.Here{}
+	}
+	return r.Outside
 }
 
 // Resolve checks the request (spec.CheckContainer) and gathers its data. It
-// blocks on the filesystems that the request names. Directories are made last,
+// blocks on the filesystems that the request names, for as long as Outside lets it.
+// Directories are made last,
 // when nothing else can be wrong. Idempotent. ErrInvalid, ErrUnsupported, or an
 // error of the operating system.
 func Resolve(r Request) (spec.Resolved, error) {
@@ -73,11 +84,11 @@ func Resolve(r Request) (spec.Resolved, error) {
 		return spec.Resolved{}, err
 	}
 	sc := r.Config.GetLinux().GetSecurityContext()
-	if out.Devices, out.DeviceRules, err = resolveDevices(r.Config.GetDevices()); err != nil {
+	if out.Devices, out.DeviceRules, err = resolveDevices(r.host(), r.Config.GetDevices()); err != nil {
 		return spec.Resolved{}, err
 	}
 	if sc.GetPrivileged() {
-		if out.HostDevices, err = hostDevices("/dev"); err != nil {
+		if out.HostDevices, err = hostDevices(r.host(), "/dev"); err != nil {
 			return spec.Resolved{}, err
 		}
 	}
@@ -85,7 +96,7 @@ func Resolve(r Request) (spec.Resolved, error) {
 	if err != nil {
 		return spec.Resolved{}, err
 	}
-	if out.SeccompProfile, err = readProfile(path); err != nil {
+	if out.SeccompProfile, err = readProfile(r.host(), path); err != nil {
 		return spec.Resolved{}, err
 	}
 	if err := appArmor(sc, r.Host, "/"); err != nil {
@@ -109,7 +120,7 @@ func Resolve(r Request) (spec.Resolved, error) {
 	if out.Volumes, err = makeVolumes(r.Rootfs, volumes, ids); err != nil {
 		return spec.Resolved{}, err
 	}
-	if out.MountSources, err = makeSources(sources); err != nil {
+	if out.MountSources, err = makeSources(r.host(), sources); err != nil {
 		return spec.Resolved{}, err
 	}
 	return out, nil
@@ -117,12 +128,12 @@ func Resolve(r Request) (spec.Resolved, error) {
 
 // SandboxSeccomp reads the profile of a sandbox's own process; nil when it asks
 // for none of type Localhost. ErrInvalid.
-func SandboxSeccomp(sandbox *cri.PodSandboxConfig) ([]byte, error) {
+func SandboxSeccomp(host outside.Host, sandbox *cri.PodSandboxConfig) ([]byte, error) {
 	path, err := spec.SandboxLocalhostSeccomp(sandbox.GetLinux().GetSecurityContext())
 	if err != nil {
 		return nil, err
 	}
-	return readProfile(path)
+	return readProfile(host, path)
 }
 
 func index(name string, i int) string { return fmt.Sprintf("%s[%d]", name, i) }

@@ -3,9 +3,7 @@ package resolve
 import (
 	"errors"
 	"fmt"
-	"os"
 	"path"
-	"path/filepath"
 	"strings"
 	"syscall"
 
@@ -13,6 +11,7 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"berth/oci/spec"
+	"berth/sandbox/outside"
 )
 
 // source is what is mounted, as the host sees it.
@@ -34,7 +33,7 @@ func resolveSources(r Request) ([]source, error) {
 			list = append(list, src)
 			continue
 		}
-		src, err := hostSource(field+".host_path", m.GetHostPath())
+		src, err := hostSource(r.host(), field+".host_path", m.GetHostPath())
 		if err != nil {
 			return nil, err
 		}
@@ -50,11 +49,11 @@ func resolveSources(r Request) ([]source, error) {
 }
 
 // makeSources makes the directories that are missing and returns all paths.
-func makeSources(list []source) ([]string, error) {
+func makeSources(host outside.Host, list []source) ([]string, error) {
 	var paths []string
 	for i, src := range list {
 		if src.missing {
-			if err := os.MkdirAll(src.path, 0o755); err != nil {
+			if err := host.MakeDir(src.path); err != nil {
 				return nil, fmt.Errorf("make mounts[%d].host_path %q: %w", i, src.path, err)
 			}
 		}
@@ -64,54 +63,21 @@ func makeSources(list []source) ([]string, error) {
 }
 
 // hostSource follows symlinks. It makes nothing.
-func hostSource(field, name string) (source, error) {
-	real, err := filepath.EvalSymlinks(name)
-	if err == nil {
-		info, err := os.Stat(real)
-		if err != nil {
-			return source{}, fmt.Errorf("stat %s %q: %w", field, name, err)
-		}
-		return source{path: real, dir: info.IsDir()}, nil
-	}
+func hostSource(host outside.Host, field, name string) (source, error) {
+	f, err := host.Find(name)
 	switch {
 	case errors.Is(err, syscall.ENOTDIR):
 		return source{}, spec.Invalid(field, name, "a part of it is no directory")
 	case errors.Is(err, syscall.ENAMETOOLONG):
 		return source{}, spec.Invalid(field, name, "a part of it is too long a name")
-	case !errors.Is(err, os.ErrNotExist):
-		if link := brokenLink(name); link != "" {
-			return source{}, spec.Invalid(field, name, "symbolic link "+link+" leads in a circle")
-		}
+	case err != nil:
 		return source{}, fmt.Errorf("resolve %s %q: %w", field, name, err)
+	case f.Broken != "" && f.Missing:
+		return source{}, spec.Invalid(field, name, "symbolic link "+f.Broken+" leads to nothing")
+	case f.Broken != "":
+		return source{}, spec.Invalid(field, name, "symbolic link "+f.Broken+" leads in a circle")
 	}
-	if link := brokenLink(name); link != "" {
-		return source{}, spec.Invalid(field, name, "symbolic link "+link+" leads to nothing")
-	}
-	// From the last part that exists on there can be no symlink.
-	for dir, rest := filepath.Clean(name), ""; dir != "/"; {
-		dir, rest = filepath.Dir(dir), filepath.Join(filepath.Base(dir), rest)
-		if real, err := filepath.EvalSymlinks(dir); err == nil {
-			return source{path: filepath.Join(real, rest), dir: true, missing: true}, nil
-		}
-	}
-	return source{}, fmt.Errorf("resolve %s %q: %w", field, name, err)
-}
-
-// brokenLink is the symlink on the way to path that cannot be followed, or "".
-func brokenLink(path string) string {
-	for p := filepath.Clean(path); p != "/"; p = filepath.Dir(p) {
-		info, err := os.Lstat(p)
-		if err != nil {
-			continue
-		}
-		if info.Mode()&os.ModeSymlink != 0 {
-			if _, err := os.Stat(p); err != nil {
-				return p
-			}
-		}
-		return ""
-	}
-	return ""
+	return source{path: f.Path, dir: f.Missing || f.Mode.IsDir(), missing: f.Missing}, nil
 }
 
 // checkSource looks at the mount that holds a source.

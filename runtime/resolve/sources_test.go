@@ -8,6 +8,8 @@ import (
 	"strings"
 	"testing"
 
+	"berth/sandbox/outside"
+
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
@@ -17,7 +19,7 @@ func resolveSource(path string, strict bool) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	paths, err := makeSources(list)
+	paths, err := makeSources(outside.Here{}, list)
 	if err != nil {
 		return "", err
 	}
