@@ -111,8 +111,8 @@ func cutRounds(t *testing.T) int {
 	return n
 }
 
-// newDisk is a file with an empty ext4 in it.
-func newDisk(t *testing.T) string {
+// newDisk is a file with an empty ext4 in it, made with these arguments too.
+func newDisk(t *testing.T, arguments ...string) string {
 	t.Helper()
 	backing := filepath.Join(t.TempDir(), "disk")
 	if err := os.WriteFile(backing, nil, 0o600); err != nil {
@@ -121,7 +121,7 @@ func newDisk(t *testing.T) string {
 	if err := os.Truncate(backing, 96<<20); err != nil {
 		t.Fatal(err)
 	}
-	if out, err := exec.Command("mkfs.ext4", "-q", "-F", backing).CombinedOutput(); err != nil {
+	if out, err := exec.Command("mkfs.ext4", append(arguments, "-q", "-F", backing)...).CombinedOutput(); err != nil {
 		t.Skipf("no ext4: %s", out)
 	}
 	return backing

@@ -5,6 +5,7 @@ import (
 	"bytes"
 	"fmt"
 	"io"
+	"runtime/debug"
 	"sync"
 
 	"github.com/klauspost/compress/zstd"
@@ -109,7 +110,8 @@ func decompressZstd(r *bufio.Reader, large func() (func(), error)) (io.Reader, f
 			leave()
 			return nil, nil, err
 		}
-		return z, func() { z.Close(); leave() }, nil
+		windows.enter()
+		return z, func() { z.Close(); leave(); windows.leave() }, nil
 	}
 	z, ok := zstdDecoders.Get().(*zstd.Decoder)
 	if !ok {
@@ -121,16 +123,47 @@ func decompressZstd(r *bufio.Reader, large func() (func(), error)) (io.Reader, f
 	if err := z.Reset(r); err != nil {
 		return nil, nil, err
 	}
+	windows.enter()
 	return z, func() {
 		if z.Reset(nil) == nil {
 			zstdDecoders.Put(z)
 		}
+		windows.leave()
 	}, nil
 }
 
 // zstdDecoders are those of layers that are over, each with a window, mostly of 8 MiB:
 // the layers of an image come one after another, and would leave so much garbage each.
 var zstdDecoders sync.Pool
+
+// windows has garbage collected sooner while there are windows: they are most of the
+// heap then, and nothing in them is looked through, so that letting the heap double
+// would cost much memory and save hardly any time.
+var windows collector
+
+type collector struct {
+	mu     sync.Mutex
+	open   int // guarded by mu
+	before int // the percentage that is in force otherwise; guarded by mu
+}
+
+const soonerPercent = 25
+
+func (c *collector) enter() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.open++; c.open == 1 {
+		c.before = debug.SetGCPercent(soonerPercent)
+	}
+}
+
+func (c *collector) leave() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.open--; c.open == 0 {
+		debug.SetGCPercent(c.before)
+	}
+}
 
 func newZstd(r io.Reader, window uint64) (*zstd.Decoder, error) {
 	return zstd.NewReader(r, zstd.WithDecoderConcurrency(1), zstd.WithDecoderMaxWindow(window))

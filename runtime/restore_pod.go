@@ -88,6 +88,11 @@ func (s *Service) readCheckpoint(ctx context.Context, req *cri.RestorePodRequest
 	if pod.Handler != handler {
 		return nil, fmt.Errorf("%w: runtime_handler %q: the checkpoint was made with %q", errInvalid, req.GetRuntimeHandler(), pod.Handler)
 	}
+	for i, c := range req.GetContainerConfigs() {
+		if err := s.checkAbilities(handler, c); err != nil {
+			return nil, fmt.Errorf("container_configs[%d]: %w", i, err)
+		}
+	}
 	wanted := &sandbox.Sandbox{Config: sandbox.Config[*cri.PodSandboxConfig]{Message: req.GetConfig()}}
 	if podIDs(wanted) != nil {
 		return nil, fmt.Errorf("%w: config.linux.security_context.namespace_options.userns_options.mode %q: no checkpoint is made in a user namespace", errInvalid, cri.NamespaceMode_POD)

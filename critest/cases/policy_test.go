@@ -59,7 +59,8 @@ func (p policed) want(file string, public []byte) {
 	p.write(file, data)
 }
 
-func startPoliced(t *testing.T) policed {
+// startPoliced starts a node, through a command where one is given.
+func startPoliced(t *testing.T, through ...string) policed {
 	p := policed{env: &env{T: t}, dir: t.TempDir()}
 	for _, k := range []*images.Key{&p.key, &p.next} {
 		var err error
@@ -70,7 +71,7 @@ func startPoliced(t *testing.T) policed {
 	p.want("policy.json", p.key.Public)
 	p.write("namespaces/closed.json", []byte(`{"default": [{"type": "reject"}]}`))
 	p.write("registries.d/mirror.yaml", []byte("docker:\n  "+reg.Addr()+":\n    use-sigstore-attachments: true\n"))
-	p.env = start(t, node.Options{Settings: map[string]string{"image": fmt.Sprintf("policy = %q\npolicy_dir = %q\nregistries_dir = %q",
+	p.env = start(t, node.Options{Wrap: through, Settings: map[string]string{"image": fmt.Sprintf("policy = %q\npolicy_dir = %q\nregistries_dir = %q",
 		p.dir+"/policy.json", p.dir+"/namespaces", p.dir+"/registries.d")}})
 	p.write("namespaces/broken.json", []byte("{")) // a start would be refused
 	p.config = p.sandbox()
@@ -196,7 +197,7 @@ func TestSignaturePolicyOfImports(t *testing.T) {
 		if out, code := p.berth("image", "--socket", p.Socket, "import", p.write("archive.tar", data)); code != 0 {
 			t.Fatalf("import %s: %s", name, out)
 		}
-		_, err = p.tryCreate("c", name)
+		_, err = p.tryCreate("c-"+strings.NewReplacer(".", "", "/", "", ":", "").Replace(name), name)
 		if words != "" {
 			p.fails("container of "+name, err, words)
 		} else if err != nil {
@@ -206,4 +207,52 @@ func TestSignaturePolicyOfImports(t *testing.T) {
 	p.write("policy.json", []byte(`{"default": [{"type": "reject"}]}`))
 	_, err := p.tryCreate("d", "vendor.example/brought:1")
 	p.fails("container of an archive that is admitted no longer", err, "rejected by policy")
+}
+
+// A restore asks the policy as a creation does, about volumes too, and leaves no pod of
+// what is refused.
+func TestSignaturePolicyOfRestores(t *testing.T) {
+	tools := t.TempDir()
+	// What CRIU would say of itself where it works; it is not needed before the refusal.
+	if err := os.WriteFile(filepath.Join(tools, "criu"), []byte("#!/bin/sh\nexit 0\n"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	p := startPoliced(t, "env", "PATH="+tools+":"+os.Getenv("PATH"))
+	signed := p.publish("restored", &p.key)
+	id := p.pull(signed)
+	p.pull(images.Busybox)
+	p.removePod(p.pod)
+	restore := func(name, image, namespace string, mounts ...*cri.Mount) error {
+		dir := t.TempDir()
+		text := fmt.Sprintf(`{"version":1,"engineVersion":"x","handler":"runc","namespaces":"network=POD ipc=POD pid=CONTAINER","checkpointedAt":"2026-01-01T00:00:00Z",
+			"containers":[{"name":%q,"imageID":%q,"process":{"args":[],"env":[],"cwd":"/","uid":0,"gid":0}}]}`, name, image)
+		if err := os.WriteFile(filepath.Join(dir, "pod.json"), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		c := command(name, "sleep 1000")
+		c.Image, c.Mounts = &cri.ImageSpec{Image: image}, mounts
+		r := &cri.RestorePodRequest{CheckpointPath: dir, Config: p.sandbox(), ContainerConfigs: []*cri.ContainerConfig{c}}
+		if namespace != "" {
+			r.Config.Metadata.Namespace = namespace
+		}
+		_, err := p.rt.RestorePod(p.ctx, r)
+		p.empty("restore of " + name)
+		return err
+	}
+	admitted := func(what string, err error) {
+		t.Helper()
+		if err == nil || !strings.Contains(err.Error(), "files of the checkpoint") {
+			t.Errorf("%s: %v, want no worse than the checkpoint, which has no files", what, err)
+		}
+	}
+	admitted("a signed image", restore("a", id, ""))
+	p.fails("an image in a namespace that admits none", restore("b", id, "closed"), "rejected by policy")
+	p.want("policy.json", p.next.Public)
+	p.fails("an image that is admitted no longer", restore("c", id, ""), "config.image", "verification failed")
+	busybox := p.image(images.Busybox).GetId()
+	p.fails("a volume that is admitted no longer", restore("d", busybox, "", imageMount("/v", signed, "")), "mounts[0].image", "verification failed")
+	p.write("policy.json", []byte("{"))
+	p.fails("a broken policy", restore("e", id, ""), p.dir+"/policy.json")
+	p.want("policy.json", p.key.Public)
+	admitted("under the first policy again", restore("f", id, ""))
 }
