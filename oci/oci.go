@@ -117,6 +117,7 @@ type Exit struct {
 	OOMKilled bool  // init died of SIGKILL and the cgroup's oom_kill counter rose in this life
 	At        time.Time
 	Unknown   string // why the code is not known; empty when it is
+	Dropped   uint64 // bytes of output, about, that the log could not take
 }
 
 // Handle names a container that an earlier daemon made.

@@ -42,7 +42,7 @@ func (s *Service) Exited(e oci.Exit) {
 			return
 		}
 		c.FinishedAt, c.ExitCode = e.At.UnixNano(), e.Code
-		c.Reason, c.Message = exitReason(e), e.Unknown
+		c.Reason, c.Message = exitReason(e), exitMessage(e)
 	})
 	if err != nil {
 		s.Log.WithError(err).WithField("container", e.ID).Warn("record of an exit")
@@ -100,6 +100,18 @@ func exitReason(e oci.Exit) string {
 	default:
 		return reasonError
 	}
+}
+
+// exitMessage says what is not as it should be.
+func exitMessage(e oci.Exit) string {
+	if e.Dropped == 0 {
+		return e.Unknown
+	}
+	lost := fmt.Sprintf("about %d bytes of its output are in no log: the log could not be written", e.Dropped)
+	if e.Unknown == "" {
+		return lost
+	}
+	return e.Unknown + "; " + lost
 }
 
 // killRest ends what outlives a container's init in a shared PID namespace;

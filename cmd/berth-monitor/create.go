@@ -50,8 +50,8 @@ func (s *server) create(key call, r *monitor.Create) (*monitor.Container, error)
 		return nil, err
 	}
 	c := k.c
-	c.start()
 	s.settle(r.ID, c)
+	c.start()
 	s.tell(c.park)
 	s.watch(c)
 	s.reaper.release()

@@ -31,6 +31,8 @@ func TestFullDiskDropsWholeLines(t *testing.T) {
 	if l.fd, err = openLog(b.path); err != nil {
 		t.Fatal(err)
 	}
+	told := make(chan string, 1)
+	l.complain = func(text string) { told <- text } // once a minute
 	b.c.start()
 	line := strings.Repeat("x", 99) + "\n"
 	wrote := make(chan struct{})
@@ -45,6 +47,9 @@ func TestFullDiskDropsWholeLines(t *testing.T) {
 	}
 	if !within(5*time.Second, func() bool { return l.tape.get(wordDropped) > 0 && len(l.tape.data(0)) == 0 }) {
 		t.Fatal("nothing was dropped")
+	}
+	if text := <-told; !strings.Contains(text, b.path) || !strings.Contains(text, "no space left") {
+		t.Errorf("the daemon is told %q", text)
 	}
 	full, err := os.ReadFile(b.path)
 	if err != nil {

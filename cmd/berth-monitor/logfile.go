@@ -16,8 +16,9 @@ import (
 
 // logFile is a container's CRI log and the tape that feeds it.
 type logFile struct {
-	path string // empty: output is dropped
-	tape *tape
+	path     string // empty: output is dropped
+	tape     *tape
+	complain func(text string) // tells the daemon, without waiting; nil: nobody yet
 
 	mu       sync.Mutex // held while a batch is written, for as long as the filesystem takes
 	lastSaid time.Time  // guarded by mu; when trouble was last told
@@ -129,7 +130,11 @@ func (l *logFile) drop(out []byte, done int, size, raw int64, cause error) {
 	l.tape.set(wordDropped, l.tape.get(wordDropped)+max(lost, 1))
 	if time.Since(l.lastSaid) > time.Minute {
 		l.lastSaid = time.Now()
-		log.Printf("write %s: %v: output is dropped, about %d bytes until now", l.path, cause, l.tape.get(wordDropped))
+		text := fmt.Sprintf("write %s: %v: output is dropped, about %d bytes until now", l.path, cause, l.tape.get(wordDropped))
+		log.Print(text)
+		if l.complain != nil {
+			l.complain(text)
+		}
 	}
 }
 

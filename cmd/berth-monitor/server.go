@@ -400,7 +400,8 @@ func (s *server) reserve(id string) error {
 	return nil
 }
 
-// settle ends reserve: with the container, or with nil to give the id back.
+// settle ends reserve: with the container, whose output is not read yet, or with
+// nil to give the id back.
 func (s *server) settle(id string, c *container) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -410,6 +411,11 @@ func (s *server) settle(id string, c *container) {
 	}
 	s.containers[id] = c
 	s.kills.join(c)
+	c.log.complain = func(text string) {
+		go s.tell(func(conn *monitor.Conn) error {
+			return conn.Send(&monitor.Message{Op: monitor.OpTrouble, Target: id, Error: &monitor.Error{Text: "container " + id + ": " + text}})
+		})
+	}
 }
 
 // ended records an end and tells the daemon.

@@ -215,3 +215,42 @@ func TestLogDirectoryExchangedForASymlink(t *testing.T) {
 		t.Errorf("where the symlink led is %v, %v", left, err)
 	}
 }
+
+// A full log disk wedges nobody: the container runs to its end, and what is lost is
+// said, in the daemon's log while it happens and in the container's status.
+func TestFullLogDisk(t *testing.T) {
+	e := start(t, node.Options{LogLevel: "info"})
+	e.pull(images.Busybox)
+	config := e.sandbox()
+	if err := os.MkdirAll(config.LogDirectory, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Mount("tmpfs", config.LogDirectory, "tmpfs", 0, "size=1m"); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := unix.Unmount(config.LogDirectory, 0); err != nil {
+			t.Error(err)
+		}
+	})
+	pod := e.run(config)
+	id := e.startContainer(pod, command("main", "seq 1000000; while [ ! -e /go ]; do sleep 0.05; done; exit 3"), config)
+	e.eventually("the loss is in the daemon's log", func() bool {
+		tail := e.LogTail(100)
+		return strings.Contains(tail, id) && strings.Contains(tail, "no space left on device") && strings.Contains(tail, "output is dropped")
+	})
+	if out := e.exec(id, "touch /go; echo well"); out != "well\n" {
+		t.Errorf("an exec says %q", out)
+	}
+	s := e.exited(id)
+	if s.GetExitCode() != 3 || s.GetReason() != "Error" || !strings.Contains(s.GetMessage(), "bytes of its output are in no log") {
+		t.Errorf("code %d, reason %q, message %q; want 3, Error and the loss", s.GetExitCode(), s.GetReason(), s.GetMessage())
+	}
+	out, _ := e.logs(id)
+	for i, line := range strings.Split(strings.TrimSuffix(out, "\n"), "\n") {
+		if line != fmt.Sprint(i+1) && i < 100 {
+			t.Fatalf("line %d of the log is %q", i, line)
+		}
+	}
+	e.removePod(pod)
+}

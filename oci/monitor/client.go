@@ -26,8 +26,8 @@ type Options struct {
 	// earlier daemon put there.
 	Shelf   Shelf
 	Shelved []Shelved
-	// OnTrouble hears, in plain words, of a monitor that was lost and of what
-	// replacing it could not keep. May be nil.
+	// OnTrouble hears, in plain words, of a monitor that was lost, of what
+	// replacing it could not keep, and of output that logs cannot take. May be nil.
 	OnTrouble func(error)
 }
 
@@ -187,6 +187,10 @@ func (c *Client) handle(m *Message) {
 	case OpExit:
 		if m.Exit != nil {
 			c.exited(*m.Exit)
+		}
+	case OpTrouble:
+		if m.Error != nil {
+			c.trouble(m.Error)
 		}
 	case OpDetached:
 		c.detached(m)

@@ -12,7 +12,7 @@ const (
 )
 
 // Operations. A request has an ID and gets one answer with the same ID and the
-// operation "answer"; "park", "exit" and "detached" come from the monitor by
+// operation "answer"; "park", "exit", "detached" and "trouble" come from the monitor by
 // themselves.
 const (
 	OpHello    = "hello"  // answered after a park for each container
@@ -29,6 +29,7 @@ const (
 	OpPark     = "park"     // a container and its descriptors
 	OpExit     = "exit"     // a container's init has ended
 	OpDetached = "detached" // an attachment has ended in the monitor
+	OpTrouble  = "trouble"  // for an operator to know
 )
 
 // Names of the descriptors of a container, in Message.FDs.

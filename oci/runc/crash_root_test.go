@@ -213,6 +213,25 @@ func TestOnlyOneMonitor(t *testing.T) {
 	}
 }
 
+// Only SIGTERM means the monitor, and it does not leave containers alone.
+func TestMonitorStaysAtSignals(t *testing.T) {
+	n := newNode(t)
+	b := n.box("i=0; while [ $i -lt 100 ]; do echo line $i; i=$((i+1)); sleep 0.01; done; exit 4").run()
+	pid := n.client.MonitorPID()
+	for _, sig := range []syscall.Signal{syscall.SIGTERM, syscall.SIGHUP, syscall.SIGINT, syscall.SIGPIPE, syscall.SIGTERM} {
+		if err := syscall.Kill(pid, sig); err != nil {
+			t.Fatal(err)
+		}
+		if r, err := b.exec(0, "echo well"); err != nil || string(r.Stdout) != "well\n" {
+			t.Errorf("exec after %s: %+v, %v", sig, r, err)
+		}
+	}
+	if x := b.exit(); x.Code != 4 || n.client.MonitorPID() != pid {
+		t.Errorf("exit = %+v, the monitor is %d, it was %d", x, n.client.MonitorPID(), pid)
+	}
+	checkCount(t, b.output("stdout"))
+}
+
 func TestLonelyMonitorLeaves(t *testing.T) {
 	n := newNode(t)
 	pid := n.client.MonitorPID()

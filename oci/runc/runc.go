@@ -62,7 +62,7 @@ func New(o Options) (*Runtime, error) {
 
 // Exit turns the monitor's record into oci's, for monitor.Options.OnExit.
 func Exit(x monitor.Exit) oci.Exit {
-	return oci.Exit{ID: x.ID, Code: x.Code, OOMKilled: x.OOMKilled, At: x.At, Unknown: x.Unknown}
+	return oci.Exit{ID: x.ID, Code: x.Code, OOMKilled: x.OOMKilled, At: x.At, Unknown: x.Unknown, Dropped: x.Dropped}
 }
 
 // Create implements oci.Runtime.
