@@ -216,6 +216,10 @@ func RemoveCgroup(dir string) error {
 	return removeTree(dir)
 }
 
+// busyPatience is how long the dead may keep a cgroup busy. They leave it when the
+// kernel runs them a last time, which takes a while where many want the CPU.
+const busyPatience = 5 * time.Second
+
 func removeTree(dir string) error {
 	if err := unix.Rmdir(dir); err == nil || err == unix.ENOENT {
 		return nil
@@ -231,16 +235,16 @@ func removeTree(dir string) error {
 			}
 		}
 	}
-	for range 50 {
+	end := time.Now().Add(busyPatience)
+	for wait := 2 * time.Millisecond; ; wait = min(2*wait, 50*time.Millisecond) {
 		if err = unix.Rmdir(dir); err == nil || err == unix.ENOENT {
 			return nil
 		}
-		if err != unix.EBUSY {
-			break
+		if pids, lerr := living(dir); err != unix.EBUSY || lerr != nil || len(pids) > 0 || time.Now().After(end) {
+			return fmt.Errorf("remove cgroup %s: %w", dir, err)
 		}
-		time.Sleep(2 * time.Millisecond)
+		time.Sleep(wait)
 	}
-	return fmt.Errorf("remove cgroup %s: %w", dir, err)
 }
 
 // DissolveCgroup removes a cgroup directory below another one, to which it
@@ -275,12 +279,23 @@ func RemoveCgroups(ctx context.Context, path string) error {
 		if _, err := os.Lstat(dir); err != nil {
 			continue
 		}
-		if err := KillCgroup(ctx, dir); err != nil {
-			return err
-		}
-		if err := RemoveCgroup(dir); err != nil {
+		if err := killAndRemove(ctx, dir); err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+// killAndRemove begins again when somebody has come into the cgroup meanwhile: an
+// OCI runtime that is being killed moves its init from hierarchy to hierarchy.
+func killAndRemove(ctx context.Context, dir string) error {
+	for try := 0; ; try++ {
+		if err := KillCgroup(ctx, dir); err != nil {
+			return err
+		}
+		err := RemoveCgroup(dir)
+		if try == 5 || !errors.Is(err, unix.EBUSY) || ctx.Err() != nil {
+			return err
+		}
+	}
 }

@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"sync"
 	"testing"
 	"time"
 
@@ -216,6 +217,43 @@ func TestKillCgroupWithAFrozenPart(t *testing.T) {
 	}
 	if err := cmd.Wait(); err == nil {
 		t.Error("the process was not killed")
+	}
+}
+
+// A cgroup goes although processes come into it while it is being removed.
+func TestRemoveCgroupsWhileProcessesCome(t *testing.T) {
+	leakcheck.Start(t)
+	dir := testCgroup(t)
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	var cmds []*exec.Cmd
+	for range 8 {
+		cmd := exec.Command("sleep", "1000")
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		cmds = append(cmds, cmd)
+	}
+	var all sync.WaitGroup
+	for i, cmd := range cmds {
+		all.Go(func() {
+			time.Sleep(time.Duration(i) * 150 * time.Microsecond)
+			_ = os.WriteFile(filepath.Join(dir, "cgroup.procs"), fmt.Append(nil, cmd.Process.Pid), 0) // it may be too late
+		})
+	}
+	if err := RemoveCgroups(ctx, "/"+filepath.Base(dir)); err != nil {
+		t.Error(err)
+	}
+	all.Wait()
+	for _, cmd := range cmds {
+		_ = cmd.Process.Kill() // who came too late
+		_ = cmd.Wait()
+	}
+	if err := RemoveCgroups(ctx, "/"+filepath.Base(dir)); err != nil {
+		t.Error(err)
+	}
+	if _, err := os.Lstat(dir); err == nil {
+		t.Error("the cgroup is left")
 	}
 }
 
