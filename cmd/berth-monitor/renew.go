@@ -63,6 +63,9 @@ const checkLimit = 10 * time.Second
 // hangPatience is how long a thread may be in a call that execve would wait for.
 const hangPatience = time.Second
 
+// makePatience is how long a renewal waits for containers that are being made.
+const makePatience = 5 * time.Second
+
 var errRenewing = errors.New("the monitor is being renewed")
 
 // renew becomes another build in place and returns only with an error, after
@@ -106,20 +109,38 @@ func (s *server) renew(m *monitor.Message) error {
 	return fmt.Errorf("renew: execute %s: %w", binary, err)
 }
 
-// hold lets nothing begin that a renewal would break off.
+// hold lets nothing begin that a renewal would break off, and waits for what a
+// daemon that is gone has begun.
 func (s *server) hold() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.renewing {
 		return errRenewing
 	}
-	for id, c := range s.containers {
-		if c == nil {
+	s.renewing = true
+	for end := time.Now().Add(makePatience); ; {
+		id, made := s.unmade()
+		if made {
+			return nil
+		}
+		if time.Now().After(end) {
+			s.renewing = false
 			return fmt.Errorf("renew: container %s is being made", id)
 		}
+		s.mu.Unlock()
+		time.Sleep(5 * time.Millisecond)
+		s.mu.Lock()
 	}
-	s.renewing = true
-	return nil
+}
+
+// unmade is a container on its way, if there is one. The caller holds s.mu.
+func (s *server) unmade() (id string, none bool) {
+	for id, c := range s.containers {
+		if c == nil {
+			return id, false
+		}
+	}
+	return "", true
 }
 
 func (s *server) goOn() {
