@@ -13,6 +13,8 @@ import (
 	"sync/atomic"
 	"testing"
 
+	rspec "github.com/opencontainers/runtime-spec/specs-go"
+
 	"berth/oci"
 	"berth/oci/monitor"
 )
@@ -217,6 +219,35 @@ func TestRenewalMissesNoExit(t *testing.T) {
 	}
 	<-ended
 	t.Logf("%d renewals", renewals)
+}
+
+// A renewal waits for containers that are being made, also for those that a daemon
+// asked for that is gone.
+func TestRenewalWaitsForCreations(t *testing.T) {
+	i := newInstalled(t)
+	n := newNodeOf(t, i.path)
+	for _, leave := range []bool{false, true} {
+		b := n.box("exec sleep 1000")
+		b.spec.Hooks = &rspec.Hooks{CreateRuntime: []rspec.Hook{{Path: "/bin/sleep", Args: []string{"sleep", "1"}}}}
+		made := make(chan error, 1)
+		go func() { made <- b.create() }()
+		n.eventually("the create runs", func() bool { _, err := os.Lstat(filepath.Join(n.dir, "runc", b.id)); return err == nil })
+		i.next()
+		if leave {
+			_ = n.client.Close()
+			if err := <-made; !errors.Is(err, oci.ErrMonitorUnavailable) {
+				t.Errorf("create: %v", err)
+			}
+			n.open()
+		}
+		n.renew()
+		if leave {
+			continue
+		}
+		if err := <-made; err != nil {
+			t.Errorf("create: %v", err)
+		}
+	}
 }
 
 // What cannot take over does not: the old build goes on, and says why.
