@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 )
@@ -48,6 +49,7 @@ type Looker struct {
 type look struct {
 	since time.Time
 	over  chan struct{} // closed when its process is free again, or gone
+	pid   atomic.Int64  // of its process; 0 before there is one
 }
 
 // process is a child that serves looks.
@@ -125,17 +127,17 @@ func (l *Looker) look(ctx context.Context, r request) (reply, error) {
 		l.over(r.Path, mine)
 		return reply{}, err
 	}
-	a, err := l.ask(ctx, p, r)
+	a, err := l.ask(ctx, p, r, mine)
 	if err != nil && ctx.Err() == nil { // somebody has killed it: a new one then
 		p.kill()
 		if p, err = start(l.o.Command); err != nil {
 			l.over(r.Path, mine)
 			return reply{}, err
 		}
-		a, err = l.ask(ctx, p, r)
+		a, err = l.ask(ctx, p, r, mine)
 	}
 	if ctx.Err() != nil {
-		err = fmt.Errorf("path %s does not answer, for %s: %s: %w", r.Path, time.Since(began).Round(time.Millisecond), l.whereabouts(p), ctx.Err())
+		err = fmt.Errorf("path %s does not answer, for %s: %s: %w", r.Path, time.Since(began).Round(time.Millisecond), l.whereabouts(p.cmd.Process.Pid), ctx.Err())
 	}
 	if err != nil {
 		go func() {
@@ -153,18 +155,19 @@ func (l *Looker) look(ctx context.Context, r request) (reply, error) {
 }
 
 // ask tells Await of the look meanwhile.
-func (l *Looker) ask(ctx context.Context, p *process, r request) (reply, error) {
+func (l *Looker) ask(ctx context.Context, p *process, r request, mine *look) (reply, error) {
+	mine.pid.Store(int64(p.cmd.Process.Pid))
 	if l.o.Await != nil {
 		defer l.o.Await(ctx, "path "+r.Path, p.cmd.Process.Pid)()
 	}
 	return p.ask(ctx, r)
 }
 
-func (l *Looker) whereabouts(p *process) string {
+func (l *Looker) whereabouts(pid int) string {
 	if l.o.Whereabouts == nil {
-		return fmt.Sprintf("pid %d", p.cmd.Process.Pid)
+		return fmt.Sprintf("pid %d", pid)
 	}
-	return l.o.Whereabouts(p.cmd.Process.Pid)
+	return l.o.Whereabouts(pid)
 }
 
 // begin waits until nobody looks at path, and for a slot.
@@ -180,10 +183,8 @@ func (l *Looker) begin(ctx context.Context, path string) (*look, error) {
 		if other == nil {
 			break
 		}
-		select {
-		case <-other.over:
-		case <-ctx.Done():
-			return nil, fmt.Errorf("path %s does not answer, since %s: %w", path, other.since.Format(time.RFC3339), ctx.Err())
+		if err := l.waitFor(ctx, path, other); err != nil {
+			return nil, err
 		}
 	}
 	select {
@@ -195,6 +196,19 @@ func (l *Looker) begin(ctx context.Context, path string) (*look, error) {
 		l.mu.Unlock()
 		close(mine.over)
 		return nil, fmt.Errorf("look at path %s: %d other paths do not answer: %w", path, maxLooks, ctx.Err())
+	}
+}
+
+// waitFor waits until another look at the same path is over.
+func (l *Looker) waitFor(ctx context.Context, path string, other *look) error {
+	if l.o.Await != nil {
+		defer l.o.Await(ctx, "path "+path, int(other.pid.Load()))()
+	}
+	select {
+	case <-other.over:
+		return nil
+	case <-ctx.Done():
+		return fmt.Errorf("path %s does not answer, since %s: %s: %w", path, other.since.Format(time.RFC3339), l.whereabouts(int(other.pid.Load())), ctx.Err())
 	}
 }
 
