@@ -36,10 +36,10 @@ func (m *Manager) Plan(p PodNetwork) (*Result, error) {
 	}
 	m.check()
 	m.mu.Lock()
-	loaded := m.loaded
+	loaded, notReady := m.loaded, m.readyLocked()
 	m.mu.Unlock()
-	if err := loaded.ready(m.o.ConfDir); err != nil {
-		return nil, err
+	if notReady != nil {
+		return nil, notReady
 	}
 	r := &Result{Network: loaded.list.Name, Config: loaded.bytes, Args: args, Capabilities: caps, Ports: ports}
 	if !mapsPorts(loaded.list) {

@@ -60,9 +60,46 @@ func (l *loaded) hasStatus() bool {
 	return l.list != nil && knows(l.list, "1.1.0")
 }
 
-// check reads the directory again if it looks different from what is loaded.
-// Several may run at once: what began last wins.
+// check reads the directory again if it looks different from what is loaded. It
+// gives up waiting for a directory that does not answer, which Ready then tells.
 func (m *Manager) check() {
+	patience := time.NewTimer(lookPatience)
+	defer patience.Stop()
+	select {
+	case m.looks <- struct{}{}:
+	case <-patience.C:
+		return // as many as may hang do
+	}
+	began, over := time.Now(), make(chan struct{})
+	go func() {
+		defer func() { <-m.looks }()
+		m.look()
+		m.mu.Lock()
+		m.silent = time.Time{}
+		m.mu.Unlock()
+		close(over)
+	}()
+	select {
+	case <-over:
+	case <-patience.C:
+		m.mu.Lock()
+		if m.silent.IsZero() {
+			m.silent = began
+		}
+		m.mu.Unlock()
+	}
+}
+
+// readyLocked says why no pod can be set up, from what is known without plugins.
+func (m *Manager) readyLocked() error {
+	if !m.silent.IsZero() {
+		return fmt.Errorf("%w: the CNI configuration directory %s does not answer, since %s", ErrNotReady, m.o.ConfDir, m.silent.Format(time.RFC3339))
+	}
+	return m.loaded.ready(m.o.ConfDir)
+}
+
+// look is one look of check. Several may run at once: what began last wins.
+func (m *Manager) look() {
 	m.mu.Lock()
 	m.turn++
 	turn, old := m.turn, m.loaded

@@ -56,6 +56,13 @@ const IfName = "eth0"
 // kubelet's two minutes, so that the answer with its reason still arrives.
 const defaultTimeout = 90 * time.Second
 
+// maxLooks bounds the looks at a configuration directory at a time: each may hang,
+// and then holds a thread.
+const maxLooks = 4
+
+// lookPatience is how long a look is waited for. Tests shorten it.
+var lookPatience = 5 * time.Second
+
 // Options of a Manager.
 type Options struct {
 	ConfDir  string        // may be missing, may be a symbolic link
@@ -91,13 +98,15 @@ type Manager struct {
 	stop    context.CancelFunc
 	stopped sync.WaitGroup // the watcher and a STATUS under way
 
-	applying sync.Mutex // held by ApplyPodCIDR
+	looks    chan struct{} // holds a token for each look at the directory
+	applying sync.Mutex    // held by ApplyPodCIDR
 
 	mu      sync.Mutex // guards the fields below; never held across I/O
 	turn    uint64     // number of the newest load that was begun
 	loaded  *loaded    // never nil
 	status  status
-	watched string // "" when inotify works, else why it does not
+	silent  time.Time // since when the directory does not answer; zero: it does
+	watched string    // "" when inotify works, else why it does not
 }
 
 // Description is what verbose Status tells about the network.
@@ -168,6 +177,7 @@ func New(o Options) (*Manager, error) {
 		ctx:    ctx,
 		stop:   cancel,
 		loaded: &loaded{},
+		looks:  make(chan struct{}, maxLooks),
 		status: status{err: errStatusPending},
 	}
 	m.check()
@@ -175,13 +185,18 @@ func New(o Options) (*Manager, error) {
 	return m, nil
 }
 
-// Close ends the watcher and any STATUS under way, and waits for them. It does
-// not wait for Setup and Teardown, which go on.
+// Close ends the watcher and any STATUS under way, and waits for them, but not for
+// a directory that does not answer, nor for Setup and Teardown, which go on.
 func (m *Manager) Close() error {
 	m.mu.Lock()
 	m.stop() // under the lock: no STATUS begins any more
 	m.mu.Unlock()
-	m.stopped.Wait()
+	ended := make(chan struct{})
+	go func() { m.stopped.Wait(); close(ended) }()
+	select {
+	case <-ended:
+	case <-time.After(lookPatience):
+	}
 	return nil
 }
 
@@ -192,7 +207,7 @@ func (m *Manager) Close() error {
 func (m *Manager) Ready() error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if err := m.loaded.ready(m.o.ConfDir); err != nil {
+	if err := m.readyLocked(); err != nil {
 		return err
 	}
 	if !m.loaded.hasStatus() {

@@ -44,8 +44,10 @@ func (m *Manager) watch(ctx context.Context) {
 		events, lost = watcher.Events, watcher.Errors
 	}
 	watches := map[string]string{} // directory → identity when it was added
-	follow(watcher, watches, m.o.ConfDir)
-	m.check() // what changed before the first watch was set
+	if m.answers() {
+		follow(watcher, watches, m.o.ConfDir)
+		m.check() // what changed before the first watch was set
+	}
 
 	poll := time.NewTicker(pollEvery)
 	defer poll.Stop()
@@ -65,9 +67,19 @@ func (m *Manager) watch(ctx context.Context) {
 			rest = nil
 		case <-poll.C:
 		}
-		follow(watcher, watches, m.o.ConfDir)
-		m.check()
+		if m.answers() { // else following it would hang as well
+			follow(watcher, watches, m.o.ConfDir)
+			m.check()
+		}
 	}
+}
+
+// answers looks at the directory and tells whether it has answered.
+func (m *Manager) answers() bool {
+	m.check()
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.silent.IsZero()
 }
 
 // follow puts watches on what can change the content of dir: itself, the

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 )
 
 // call sends a request to the present monitor, waiting for one to be there,
@@ -68,6 +69,9 @@ func (c *Client) expect(m *Message) chan *Message {
 }
 
 // send sends what is expected and waits for the answer.
+// cancelPatience is how long a create may take to end once it is killed.
+const cancelPatience = 5 * time.Second
+
 func (c *Client) send(ctx context.Context, conn *Conn, m *Message, answer chan *Message, fds ...int) (*Message, error) {
 	defer func() {
 		c.mu.Lock()
@@ -85,12 +89,18 @@ func (c *Client) send(ctx context.Context, conn *Conn, m *Message, answer chan *
 	if m.Op != OpCreate {
 		return nil, fmt.Errorf("%s: %w", m.Op, ctx.Err())
 	}
-	// The create must be over before its leftovers can be removed.
+	// The create must be over before its leftovers can be removed; one that hangs in
+	// the kernel ends when that lets it go, and removals fail until then.
 	_ = conn.Send(&Message{Op: OpCancel, Cancel: m.ID})
-	if a := <-answer; a != nil && a.Error == nil {
-		return a, nil
+	select {
+	case a := <-answer:
+		if a != nil && a.Error == nil {
+			return a, nil
+		}
+		return nil, fmt.Errorf("%s: %w", m.Op, ctx.Err())
+	case <-time.After(cancelPatience):
+		return nil, fmt.Errorf("%s: it goes on after SIGKILL: %w", m.Op, ctx.Err())
 	}
-	return nil, fmt.Errorf("%s: %w", m.Op, ctx.Err())
 }
 
 func checkAnswer(op string, a *Message) (*Message, error) {

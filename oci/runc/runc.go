@@ -157,7 +157,8 @@ const execPatience = 200 * time.Millisecond
 // that meets the init's own code, and not the program, would end it as Go does.
 func (r *Runtime) Start(ctx context.Context, id string) error {
 	exe := ""
-	if ct, ok := r.monitor.Container(id); ok {
+	ct, ok := r.monitor.Container(id)
+	if ok {
 		exe = fmt.Sprintf("/proc/%d/exe", ct.PID)
 	}
 	before, readErr := os.Readlink(exe)
@@ -166,8 +167,12 @@ func (r *Runtime) Start(ctx context.Context, id string) error {
 	}
 	pause := 50 * time.Microsecond
 	for end := time.Now().Add(execPatience); time.Now().Before(end); pause = min(2*pause, time.Millisecond) {
-		if now, err := os.Readlink(exe); err != nil || now != before {
-			break // the program runs, or has ended
+		now, err := os.Readlink(exe)
+		if err != nil {
+			return r.neverRan(ct)
+		}
+		if now != before {
+			break
 		}
 		time.Sleep(pause)
 	}

@@ -99,6 +99,7 @@ const (
 	opFlush       = 25
 	opInit        = 26
 	opOpendir     = 27
+	opReaddir     = 28
 	opReleasedir  = 29
 	opInterrupt   = 36
 	opBatchForget = 42
@@ -169,7 +170,7 @@ func (f *FS) answer(r []byte) {
 		}
 	case opStatfs:
 		body = make([]byte, 80)
-	case opRelease, opReleasedir, opFlush:
+	case opReaddir, opRelease, opReleasedir, opFlush: // the file is not listed
 	default:
 		code = -int32(unix.ENOSYS)
 	}
