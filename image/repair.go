@@ -73,12 +73,27 @@ func (s *Store) mend(ctx context.Context, id string) Repair {
 		if s.view.Load().byID[id] == nil {
 			return Repair{true, "the image was removed meanwhile"}
 		}
-		_, err := s.Pull(ctx, PullRequest{Reference: name})
-		if attempt(name, err) {
+		if attempt(name, s.pullAgain(ctx, name)) {
 			return Repair{true, "fetched again from " + name}
 		}
 	}
 	return Repair{false, byHand(id, img, problems)}
+}
+
+// pullAgain fetches an image that is here. One policy that admits it is enough, be it
+// that of a single namespace only: for that the image may have come, and whoever uses
+// it is asked by his own.
+func (s *Store) pullAgain(ctx context.Context, name string) (err error) {
+	for _, namespace := range append([]string{""}, s.policies().Namespaces()...) {
+		_, refused := s.Pull(ctx, PullRequest{Reference: name, Namespace: namespace})
+		if !errors.Is(refused, ErrSignature) {
+			return refused
+		}
+		if err == nil {
+			err = refused
+		}
+	}
+	return err
 }
 
 // byHand says what an operator can do about an image.

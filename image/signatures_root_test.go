@@ -294,6 +294,38 @@ func TestPoliciesOfNamespaces(t *testing.T) {
 	e.wants("use in no namespace", e.use(e.id, e.ref, ""), "")
 }
 
+// A repair fetches what any policy admits, and nothing that none does.
+func TestRepairAsksEachPolicy(t *testing.T) {
+	e := newSigning(t)
+	e.rule(rejected)
+	own := e.at("namespaces/own.json")
+	write(t, e.at("namespaces/a.json"), `{"default": [{"type": "reject"}]}`)
+	write(t, own, policyText(t, rejected, rules{e.reg.host: anything}))
+	e.wants("pull", e.pull(e.ref, "own"), "")
+	spoil := func() {
+		t.Helper()
+		r, err := e.store.Resolve(e.id)
+		if err == nil {
+			err = os.Chmod(r.Layers[0], 0o777)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	spoil()
+	if _, r := findings(t, e.store, true); !r.Repairs[e.id].Done {
+		t.Errorf("where one namespace admits the image: %+v", r.Repairs)
+	}
+	sound(t, e.store)
+	e.wants("use in that namespace", e.use(e.id, e.ref, "own"), "")
+	e.wants("use in another", e.use(e.id, e.ref, "a"), "rejected by policy")
+	write(t, own, `{"default": [{"type": "reject"}]}`)
+	spoil()
+	if _, r := findings(t, e.store, true); r.Repairs[e.id].Done || !strings.Contains(r.Repairs[e.id].Message, "rejected by policy") {
+		t.Errorf("where nobody admits it: %+v", r.Repairs)
+	}
+}
+
 // Signatures are of the image: kept, counted and removed with it.
 func TestSignaturesAreKeptWithTheImage(t *testing.T) {
 	e := newSigning(t)

@@ -52,6 +52,21 @@ func (f Files) Path(namespace string) (string, error) {
 	return path, nil // also when it cannot be read: reading it says why
 }
 
+// Namespaces are those that have a policy of their own, in the order of their names;
+// none when the directory cannot be read.
+func (f Files) Namespaces() (names []string) {
+	if f.Dir == "" {
+		return nil
+	}
+	list, _ := os.ReadDir(f.Dir)
+	for _, item := range list {
+		if name, ok := strings.CutSuffix(item.Name(), ".json"); ok {
+			names = append(names, name)
+		}
+	}
+	return names
+}
+
 // Policy is a policy file as it was read. Nil admits every image.
 type Policy struct {
 	file  string
