@@ -15,7 +15,7 @@ import (
 
 // benchImage is an image of the shape of a large one: six layers, 13,800
 // files, 324 MB, compressing about as well as programs do.
-func benchImage(t *testing.T, pack func([]byte) layerBlob) []layerBlob {
+func benchImage(t testing.TB, pack func([]byte) layerBlob) []layerBlob {
 	t.Helper()
 	random := rand.New(rand.NewPCG(1, 2))
 	piece := make([]byte, 1<<20)

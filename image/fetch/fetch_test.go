@@ -74,8 +74,24 @@ func client(t *testing.T, p Patience, servers ...*server) *Client {
 // source asks one server after another, beginning with the next one after a break.
 type source []*server
 
+// turns guards the order of the servers in every source.
+var turns sync.Mutex
+
+func (s source) first() *server {
+	turns.Lock()
+	defer turns.Unlock()
+	return s[0]
+}
+
+func (s source) turn(error) {
+	turns.Lock()
+	defer turns.Unlock()
+	copy(s, append(s[1:len(s):len(s)], s[0]))
+}
+
 func (s source) Part(ctx context.Context, d digest.Digest, from, length int64) (*Part, error) {
-	q, err := http.NewRequestWithContext(ctx, http.MethodGet, s[0].URL+"/blobs/"+d.String(), nil)
+	first := s.first()
+	q, err := http.NewRequestWithContext(ctx, http.MethodGet, first.URL+"/blobs/"+d.String(), nil)
 	if err != nil {
 		return nil, err
 	}
@@ -86,11 +102,11 @@ func (s source) Part(ctx context.Context, d digest.Digest, from, length int64) (
 		}
 		q.Header.Set("Range", text)
 	}
-	answer, err := s[0].Client().Do(q)
+	answer, err := first.Client().Do(q)
 	if err != nil {
 		return nil, err
 	}
-	p := &Part{ReadCloser: answer.Body, Size: answer.ContentLength, Ranged: answer.Header.Get("Accept-Ranges") == "bytes", Broke: func(error) { copy(s, append(s[1:len(s):len(s)], s[0])) }}
+	p := &Part{ReadCloser: answer.Body, Size: answer.ContentLength, Ranged: answer.Header.Get("Accept-Ranges") == "bytes", Broke: s.turn}
 	switch answer.StatusCode {
 	case http.StatusOK:
 		return p, nil

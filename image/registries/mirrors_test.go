@@ -40,7 +40,7 @@ func TestB01WhateverAMirrorDoesTheNextIsAsked(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			conf := config(t, "%s", mirrored(c.host(), good.host()))
-			conf.Idle = 300 * time.Millisecond
+			conf.Idle = 3 * time.Second // the good one may be slow too, on a busy machine
 			if err := fetched(t, conf, "r.test/x/y:1", nil); err != nil {
 				t.Errorf("with a good mirror behind: %v", err)
 			}
