@@ -187,7 +187,8 @@ func (s *Service) make(ctx context.Context, op *operation.Operation, c *sandbox.
 		return err
 	}
 	op.Step("write created record")
-	_, err = s.Records.Containers.Update(c.ID, func(c *sandbox.Container) {
+	// Nobody shall see a container that is removed again because of its record.
+	_, err = s.Records.Containers.TryUpdate(c.ID, func(c *sandbox.Container) {
 		c.Process = &sandbox.Process{PID: p.PID, StartTime: p.StartTime}
 		c.User = userOf(sp.Process.User)
 		c.MadeAt = time.Now().UnixNano()

@@ -81,10 +81,11 @@ func (s *Service) removeContainer(ctx context.Context, id string) error {
 	op.Step("remove the container's record")
 	s.exits.forget(id)
 	s.plugins.RemoveContainer(ctx, id)
-	if err := s.Records.Containers.Remove(id); err != nil {
+	err = s.Records.Containers.Remove(id)
+	if _, gone := s.Records.Containers.Get(id); gone == nil {
 		return err
 	}
 	s.plugins.Forget(id)
 	s.Images.Release(id)
-	return nil
+	return err
 }

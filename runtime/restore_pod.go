@@ -216,7 +216,7 @@ func (s *Service) recordRestored(c *sandbox.Container, process *rspec.Process, f
 	if err := checkpoint.CopyImages(from.dir, from.index, s.restoredImages(c.ID)); err != nil {
 		return err
 	}
-	_, err := s.Records.Containers.Update(c.ID, func(c *sandbox.Container) {
+	_, err := s.Records.Containers.TryUpdate(c.ID, func(c *sandbox.Container) {
 		c.Restore, c.User, c.MadeAt = true, userOf(process.User), time.Now().UnixNano()
 	})
 	return err

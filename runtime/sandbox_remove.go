@@ -76,10 +76,11 @@ func (s *Service) removeSandbox(ctx context.Context, id string) error {
 	}
 	s.exits.forget(id)
 	s.plugins.RemovePodSandbox(ctx, id)
-	if err := s.Records.Sandboxes.Remove(id); err != nil {
+	err = s.Records.Sandboxes.Remove(id)
+	if _, gone := s.Records.Sandboxes.Get(id); gone == nil {
 		return err
 	}
 	s.plugins.Forget(id)
 	s.releaseLabels(sb)
-	return nil
+	return err
 }

@@ -148,11 +148,11 @@ func (s *Service) bringUp(ctx context.Context, op *operation.Operation, sb *sand
 
 // recordReady makes the pod visible. A pod whose ready record is not on the
 // disk would be taken for half made by the next daemon, with all that runs in
-// it; so this must fail as any step does.
+// it; so this must fail as any step does, and nobody shall have seen it.
 func (s *Service) recordReady(op *operation.Operation, id string) error {
 	steps := op.Steps()
 	op.Step("write ready record")
-	_, err := s.Records.Sandboxes.Update(id, func(sb *sandbox.Sandbox) {
+	_, err := s.Records.Sandboxes.TryUpdate(id, func(sb *sandbox.Sandbox) {
 		sb.ReadyAt = time.Now().UnixNano()
 		for _, st := range steps {
 			sb.Steps = append(sb.Steps, sandbox.Step{Name: st.Name, Nanoseconds: st.Took.Nanoseconds()})

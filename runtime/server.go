@@ -86,6 +86,8 @@ func (s *Service) Server() *grpc.Server {
 func (s *Service) intercept(ctx context.Context, req any, info *grpc.UnaryServerInfo, next grpc.UnaryHandler) (reply any, err error) {
 	began := time.Now()
 	defer func() { err = s.ended(call{info.FullMethod, began, req, false}, recover(), err) }()
+	operation.Reached(info.FullMethod, "request")
+	defer operation.Reached(info.FullMethod, "reply")
 	r, ok := s.slowCall(filepath.Base(info.FullMethod), req)
 	if !ok {
 		return next(ctx, req)

@@ -33,6 +33,8 @@ type Table[T any, R Record[T]] struct {
 	byID  map[string]*T     // guarded by mu
 	names map[string]string // name → id, guarded by mu
 
+	undeleted []string // directories that could not be deleted yet, guarded by mu
+
 	writes sync.Map // id → *sync.Mutex: one writer per record
 }
 
@@ -197,7 +199,9 @@ func (t *Table[T, R]) update(id string, change func(*T), try bool) (*T, error) {
 }
 
 // Remove forgets a record and deletes its directory, with all in it.
-// Idempotent. Its effects must have been undone before.
+// Idempotent. Its effects must have been undone before. An error that comes when
+// the record is gone already, so that Get finds nothing, is about its files: they
+// are tried again with the next removal, or at the next start.
 func (t *Table[T, R]) Remove(id string) error {
 	m, _ := t.writes.LoadOrStore(id, new(sync.Mutex))
 	m.(*sync.Mutex).Lock()
@@ -226,10 +230,33 @@ func (t *Table[T, R]) Remove(id string) error {
 	if ok {
 		t.tell(r, nil)
 	}
-	if err := removeTree(gone); err != nil {
+	if err := t.discard(gone); err != nil {
 		return fmt.Errorf("delete files of %s: %w", id, err)
 	}
 	return nil
+}
+
+// discard deletes a directory, and those that could not be deleted before. One
+// that cannot is tried again with the next.
+func (t *Table[T, R]) discard(dir string) error {
+	t.mu.Lock()
+	again := t.undeleted
+	t.undeleted = nil
+	t.mu.Unlock()
+	var failed []string
+	for _, d := range again {
+		if removeTree(d) != nil { // whoever removed it was told why
+			failed = append(failed, d)
+		}
+	}
+	err := removeTree(dir)
+	if err != nil {
+		failed = append(failed, dir)
+	}
+	t.mu.Lock()
+	t.undeleted = append(t.undeleted, failed...)
+	t.mu.Unlock()
+	return err
 }
 
 // Dir is the directory of an object's durable files.

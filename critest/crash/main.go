@@ -1,19 +1,32 @@
-// Command crash kills the daemon, or the node's monitor, at every step of every
-// request that changes something, and looks at what is left.
+// Command crash has something go wrong at every step of every request that changes
+// something, and looks at what is left.
 //
 // The daemon is one built with the tag "faults" (package runtime/operation), which
-// tells its steps and can be told to kill a process at one. A first life of a pod
-// gives the list of steps. Then a pod lives once for each step and victim: at that
-// step the victim is killed with SIGKILL; the daemon is started again where it was
-// the victim; lists must be true; the same request is sent again and must succeed;
-// the pod lives on to its end; the log of its container must have no hole; and
-// nothing may be left: processes, mounts, namespaces, links, cgroups, leases,
-// files. Everything is real: runc, CNI plugins, overlay.
+// tells each step before it takes it. Everything else is real: runc, CNI plugins,
+// overlay, user namespaces, nftables and iptables. A life of each kind (see lives)
+// without a fault gives the list of steps; it must be that of the table (see
+// operations). Then there is one life for each point, in these suites:
 //
-// Usage: crash [-sample N] [-only REGEXP] [-v]
+//	daemon        the daemon is killed with SIGKILL at the step
+//	monitor       the monitor is
+//	fail          from the step on the disk is full or read-only; or runc, or a
+//	              CNI plugin, refuses, fails behind its effect, is killed, talks
+//	              nonsense or hangs
+//	daemon-call   the daemon is killed in a system call that changes something
+//	monitor-call  the monitor is, in one of its own
+//	fail-call     the system call of either fails
 //
-// -sample N takes N of the points, spread evenly; 0 takes all. Exit status 1 when
-// any point went wrong.
+// After each the daemon is started again where it was the victim; the same request
+// is sent again until it succeeds; the pod lives on to its end; the log of its
+// container must have no hole; and nothing may be left: processes, mounts,
+// namespaces, links, cgroups, leases, rules, files, descriptors, goroutines. All the
+// time a watcher compares lists, statuses and events with the kernel and with what
+// they said before.
+//
+// Usage: crash [-suite NAMES] [-sample N] [-only REGEXP] [-list] [-v]
+//
+// -sample N takes N of the points, spread evenly over the suites; 0 takes all. Exit
+// status 1 when any point went wrong, or was not reached.
 package main
 
 import (
@@ -23,153 +36,184 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
-	"path/filepath"
-	"regexp"
 	"slices"
 	"strings"
 	"syscall"
 	"time"
 
-	"berth/critest/images"
 	"berth/critest/node"
 )
 
 // errPoints: the lines above say which.
 var errPoints = errors.New("some points went wrong")
 
+// superviseVerb is the first argument of this program where it becomes the daemon.
+const superviseVerb = "supervised"
+
+// options are the command line.
+type options struct {
+	suites        []string // empty: all
+	sample        int
+	only          string
+	verbose, list bool
+}
+
 func main() {
-	sample := flag.Int("sample", 0, "how many points; 0: all")
-	only := flag.String("only", "", "only points that match this regular expression")
-	verbose := flag.Bool("v", false, "name each point before it runs")
+	if len(os.Args) > 2 && os.Args[1] == superviseVerb {
+		fmt.Fprintln(os.Stderr, "crash:", beSupervised(os.Args[2:]))
+		os.Exit(1)
+	}
+	var o options
+	suites := flag.String("suite", "", "suites, separated by commas; empty: all")
+	flag.IntVar(&o.sample, "sample", 0, "how many points; 0: all")
+	flag.StringVar(&o.only, "only", "", "only points that match this regular expression")
+	flag.BoolVar(&o.list, "list", false, "print the points, try none")
+	flag.BoolVar(&o.verbose, "v", false, "name each point before it is tried")
 	flag.Parse()
+	if *suites != "" {
+		o.suites = strings.Split(*suites, ",")
+	}
 	if err := node.Isolate(); err != nil {
 		fmt.Fprintln(os.Stderr, "crash:", err)
 		os.Exit(1)
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 	defer stop()
-	if err := run(ctx, *sample, *only, *verbose); err != nil {
+	if err := run(ctx, o); err != nil {
 		fmt.Fprintln(os.Stderr, "crash:", err)
 		os.Exit(1)
 	}
 }
 
-// point is one step of one request of the life, and who is killed there.
-type point struct {
-	request int    // index in the life
-	step    string // VERB/STEP
-	victim  string // "daemon" or "monitor"
-}
-
-func (p point) String() string { return p.victim + " killed at " + p.step }
-
-func run(ctx context.Context, sample int, only string, verbose bool) (err error) {
-	begin := time.Now()
+func run(ctx context.Context, o options) (err error) {
 	stock, err := node.OpenStock()
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, stock.Close()) }()
-	faults, err := os.MkdirTemp("", "berth-faults-")
-	if err != nil {
-		return err
+	for _, supervised := range []bool{false, true} {
+		err = errors.Join(err, o.try(ctx, stock, supervised))
 	}
-	defer os.RemoveAll(faults)
-	if err := os.Setenv("BERTH_FAULTS", faults); err != nil {
-		return err
-	}
-	n, err := node.Start(ctx, node.Options{Mirror: stock.Addr(), LogLevel: "info"})
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, n.Close(context.WithoutCancel(ctx))) }()
-	if _, err := n.Crictl(ctx, "pull", images.Busybox); err != nil {
-		return err
-	}
-	w := &world{Node: n, faults: faults}
-	points, err := w.points(ctx)
-	if err != nil {
-		return fmt.Errorf("the life without a crash: %w", err)
-	}
-	return w.all(ctx, choose(points, sample, only), verbose, begin)
+	return err
 }
 
-// choose takes the points that match, and of these a sample spread evenly.
-func choose(points []point, sample int, only string) []point {
-	if only != "" {
-		pattern := regexp.MustCompile(only)
-		points = slices.DeleteFunc(points, func(p point) bool { return !pattern.MatchString(p.String()) })
-	}
-	if sample <= 0 || sample >= len(points) {
-		return points
-	}
-	var chosen []point
-	for i := range sample {
-		chosen = append(chosen, points[i*len(points)/sample])
-	}
-	return chosen
+// wants tells whether points of a suite were asked for.
+func (o options) wants(suite string) bool {
+	return len(o.suites) == 0 || slices.Contains(o.suites, suite)
 }
 
-// all runs the points one after the other.
-func (w *world) all(ctx context.Context, points []point, verbose bool, begin time.Time) error {
-	wrong := 0
+// try makes a world of one kind and tries its points there.
+func (o options) try(ctx context.Context, stock *node.Stock, kind bool) (err error) {
+	all := []string{killDaemon, killMonitor, failStep, killDaemonCall, killMonitorCall, failCall}
+	all = slices.DeleteFunc(all, func(suite string) bool { return supervised(suite) != kind || !o.wants(suite) })
+	if len(all) == 0 {
+		return nil
+	}
+	begun := time.Now()
+	w, err := begin(ctx, stock, kind)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, w.end(context.WithoutCancel(ctx))) }()
+	if err := publish(w); err != nil {
+		return err
+	}
+	points, reached, err := w.points(ctx)
+	if err != nil {
+		return err
+	}
+	if err := complete(reached); err != nil {
+		return err
+	}
+	if !kind {
+		fmt.Printf("skipped: %s: no life makes checkpoints; of this node: %s\n", strings.Join(untried, ", "), w.checkpoints(ctx))
+	}
+	if err := w.settled(); err != nil {
+		return err
+	}
+	if err := w.left(ctx); err != nil {
+		return fmt.Errorf("the lives without a fault: %w", err)
+	}
+	points = slices.DeleteFunc(points, func(p point) bool { return !o.wants(p.suite) })
+	share := o.sample
+	if len(o.suites) == 0 && share > 0 {
+		share = (share + 1) / 2 // the other half is for the other kind of world
+	}
+	points = choose(points, share, o.only)
+	if o.list {
+		for _, p := range points {
+			fmt.Println(p)
+		}
+		return nil
+	}
+	return w.all(ctx, points, o.verbose, begun)
+}
+
+// all tries the points one after the other and says how each suite went.
+func (w *world) all(ctx context.Context, points []point, verbose bool, begun time.Time) error {
+	tried, wrong := map[string]int{}, map[string]int{}
 	for i, p := range points {
 		if verbose {
-			fmt.Printf("%d of %d: %s\n", i+1, len(points), p)
+			fmt.Printf("%d of %d, after %.0f s: %s\n", i+1, len(points), time.Since(begun).Seconds(), p)
 		}
-		w.serial++
-		if err := w.crash(ctx, p); err != nil {
-			wrong++
-			fmt.Printf("WRONG: %s: %v\n", p, err)
-			fmt.Println(w.LogTail(12))
+		tried[p.suite]++
+		err := w.crash(ctx, p)
+		for again := 0; errors.Is(err, errUnreached) && again < 3; again++ {
+			err = w.crash(ctx, p) // a call of the background may be in another request this time
+		}
+		if err != nil {
+			wrong[p.suite]++
+			fmt.Printf("WRONG: %s: %v\n%s\n", p, err, w.LogTail(6))
+			if err := w.settled(); err != nil { // nothing is told twice
+				return err
+			}
 		}
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}
 	}
-	fmt.Printf("%d crashes at %d steps, %d wrong, %.0f s\n", len(points), steps(points), wrong, time.Since(begin).Seconds())
-	if wrong > 0 || len(points) == 0 {
+	bad := 0
+	for suite, n := range tried {
+		fmt.Printf("%s: %d points, %d wrong\n", suite, n, wrong[suite])
+		bad += wrong[suite]
+	}
+	fmt.Printf("%d points, %d wrong, %d looks at lists, %.0f s\n", len(points), bad, w.watcher.looked(), time.Since(begun).Seconds())
+	if bad > 0 {
 		return errPoints
 	}
 	return nil
 }
 
-func steps(points []point) int {
-	seen := map[string]bool{}
-	for _, p := range points {
-		seen[p.step] = true
-	}
-	return len(seen)
-}
-
-// points lives a life without a crash and makes two points of each step.
-func (w *world) points(ctx context.Context) ([]point, error) {
-	var found []point
-	l := w.life()
-	for i, request := range l.requests {
-		if err := os.RemoveAll(filepath.Join(w.faults, "trace")); err != nil {
-			return nil, err
-		}
-		if err := request.send(ctx); err != nil {
-			return nil, fmt.Errorf("%s: %w", request.name, err)
-		}
-		text, err := os.ReadFile(filepath.Join(w.faults, "trace"))
-		if err != nil && !errors.Is(err, os.ErrNotExist) {
-			return nil, err
-		}
-		seen := map[string]bool{}
-		for line := range strings.Lines(string(text)) {
-			step := strings.TrimSpace(line)
-			if seen[step] {
-				continue
-			}
-			seen[step] = true
-			for _, victim := range []string{"daemon", "monitor"} {
-				found = append(found, point{request: i, step: step, victim: victim})
+// complete wants the steps that were reached to be those of the table.
+func complete(reached map[string]bool) error {
+	known := map[string]bool{}
+	var wrong []string
+	for verb, steps := range operations {
+		for _, step := range steps {
+			known[verb+"/"+step] = true
+			if !reached[verb+"/"+step] && !slices.Contains(untried, verb) {
+				wrong = append(wrong, "no life reaches "+verb+"/"+step)
 			}
 		}
 	}
-	// Sorted, so that a sample has its share of both.
-	slices.SortStableFunc(found, func(a, b point) int { return strings.Compare(a.victim, b.victim) })
-	return found, l.whole()
+	for service, methods := range changers {
+		for _, m := range methods {
+			for _, end := range []string{"/request", "/reply"} {
+				known[service+m+end] = true
+				if !reached[service+m+end] && !slices.Contains(untried, m) {
+					wrong = append(wrong, "no life reaches "+service+m+end)
+				}
+			}
+		}
+	}
+	for step := range reached {
+		if !known[step] {
+			wrong = append(wrong, "the table lacks "+step)
+		}
+	}
+	slices.Sort(wrong)
+	if len(wrong) > 0 {
+		return fmt.Errorf("the table and the lives differ: %q", wrong)
+	}
+	return nil
 }

@@ -58,9 +58,16 @@ func (n *Node) writeFiles() error {
 			return fmt.Errorf("make a directory of the node: %w", err)
 		}
 	}
-	if size := n.options.RootSize; size != "" {
-		if err := syscall.Mount("tmpfs", n.Root(), "tmpfs", 0, "mode=0711,size="+size); err != nil {
-			return fmt.Errorf("mount a tmpfs of %s for the node's root: %w", size, err)
+	for dir, size := range map[string]string{n.Root(): n.options.RootSize, n.State(): n.options.StateSize} {
+		if size == "" {
+			continue
+		}
+		err := os.MkdirAll(dir, 0o711)
+		if err == nil {
+			err = syscall.Mount("tmpfs", dir, "tmpfs", 0, "mode=0711,size="+size)
+		}
+		if err != nil {
+			return fmt.Errorf("mount a tmpfs of %s at %s: %w", size, dir, err)
 		}
 	}
 	files := map[string]string{"config.toml": n.config(), "registries.conf": n.registries(), "crictl.yaml": n.crictl()}
@@ -107,7 +114,7 @@ func (n *Node) config() string {
 		table("metrics")
 	}
 	table("runtime", `default_handler = "runc"`, fmt.Sprintf("cgroup_driver = %q", either(n.options.CgroupDriver, "cgroupfs")))
-	table("runtime.handlers.runc", fmt.Sprintf("path = %q", filepath.Join(n.Deps, "bin", "runc")))
+	table("runtime.handlers.runc", fmt.Sprintf("path = %q", either(n.options.Runc, filepath.Join(n.Deps, "bin", "runc"))))
 	for _, name := range slices.Sorted(maps.Keys(n.options.Settings)) {
 		if strings.HasPrefix(name, "runtime.handlers.") && name != "runtime.handlers.runc" {
 			table(name)

@@ -58,6 +58,8 @@ type Options struct {
 	LogLevel     string   // of the daemon; empty: debug
 	Systemd      *Systemd // who starts the daemon; nil: nobody of that kind
 	RootSize     string   // put root on a tmpfs of this size ("8m"), optionally with ",nr_inodes=…"
+	StateSize    string   // the same for state
+	Runc         string   // OCI runtime of the default handler; empty: that of make deps
 }
 
 // Node is a running daemon. Its methods are for one goroutine; the clients are

@@ -40,7 +40,7 @@ func (r *Runtime) run(ctx context.Context, stdin io.Reader, args ...string) ([]b
 	var exit *exec.ExitError
 	if errors.As(err, &exit) {
 		e.ExitCode = exit.ExitCode()
-		e.Err = sentinelOf(e.Stderr)
+		e.Err = causeOf(e.Stderr, exit)
 		if ctx.Err() != nil {
 			e.Err = ctx.Err()
 		}
@@ -48,6 +48,14 @@ func (r *Runtime) run(ctx context.Context, stdin io.Reader, args ...string) ([]b
 		e.Err = err
 	}
 	return nil, e
+}
+
+// causeOf is the sentinel of a command's complaint, or the signal that ended it.
+func causeOf(stderr string, exit *exec.ExitError) error {
+	if err := sentinelOf(stderr); err != nil || exit.ExitCode() >= 0 {
+		return err
+	}
+	return errors.New(exit.String())
 }
 
 // sentinelOf recognises the few failures that a caller acts on. The words are

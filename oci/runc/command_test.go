@@ -2,6 +2,7 @@ package runc
 
 import (
 	"errors"
+	"os/exec"
 	"strings"
 	"testing"
 	"unicode/utf8"
@@ -74,6 +75,26 @@ func TestIDsAreChecked(t *testing.T) {
 	for _, id := range []string{"a", "0f3c", "a.b-c_d"} {
 		if err := checkID(id); err != nil {
 			t.Errorf("%q: %v", id, err)
+		}
+	}
+}
+
+// A command that a signal ended has said nothing: the error tells the signal.
+func TestCauseOfAKilledCommand(t *testing.T) {
+	for script, want := range map[string]string{"kill -9 $$": "signal: killed", "exit 3": ""} {
+		var exit *exec.ExitError
+		if err := exec.Command("sh", "-c", script).Run(); !errors.As(err, &exit) {
+			t.Fatal(err)
+		}
+		got := ""
+		if err := causeOf("", exit); err != nil {
+			got = err.Error()
+		}
+		if got != want {
+			t.Errorf("%s: %q, want %q", script, got, want)
+		}
+		if err := causeOf("container does not exist", exit); !errors.Is(err, oci.ErrNotFound) {
+			t.Errorf("%s with a complaint: %v", script, err)
 		}
 	}
 }

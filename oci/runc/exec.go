@@ -218,11 +218,12 @@ func (x *running) adopt(cmd *exec.Cmd, pidFile string, said *os.File, failure er
 		text, _ := io.ReadAll(io.LimitReader(f, tailLimit))
 		e.Stderr = bounded(plainLog(string(text)))
 	}
+	e.Err = sentinelOf(e.Stderr)
 	var exit *exec.ExitError
 	if errors.As(failure, &exit) {
 		e.ExitCode = exit.ExitCode()
+		e.Err = causeOf(e.Stderr, exit)
 	}
-	e.Err = sentinelOf(e.Stderr)
 	return e
 }
 

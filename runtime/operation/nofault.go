@@ -2,5 +2,5 @@
 
 package operation
 
-// reached does nothing in a daemon that serves pods; see fault.go.
-func reached(string, string) {}
+// Reached does nothing in a daemon that serves pods; see fault.go.
+func Reached(string, string) {}

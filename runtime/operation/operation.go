@@ -87,7 +87,7 @@ func (o *Operation) Step(name string) {
 	o.finish(now)
 	o.step, o.since = name, now
 	o.mu.Unlock()
-	reached(o.Verb, name)
+	Reached(o.Verb, name)
 }
 
 func (o *Operation) finish(now time.Time) {
