@@ -29,12 +29,14 @@ func apart(t *testing.T) bool {
 		}
 		return true
 	}
-	inner := exec.CommandContext(t.Context(), "/proc/self/exe", "-test.run", "^"+t.Name()+"$", "-test.v", "-test.timeout", "14m")
+	inner := exec.CommandContext(t.Context(), "/proc/self/exe", "-test.run", "^"+t.Name()+"$", "-test.v", "-test.timeout", "2h")
 	inner.Env = append(os.Environ(), marker+"="+t.Name())
 	inner.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNS, Pdeathsig: syscall.SIGKILL}
 	out, err := inner.CombinedOutput()
 	if err != nil {
 		t.Errorf("in a mount namespace of its own: %v\n%s", err, out)
+	} else if testing.Verbose() {
+		t.Logf("%s", out)
 	}
 	return false
 }

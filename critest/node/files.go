@@ -49,7 +49,10 @@ func Deps() (string, error) {
 
 // writeFiles makes the node's directories and configuration.
 func (n *Node) writeFiles() error {
-	dirs := []string{n.LogDir(), n.Leases, n.Root()}
+	if err := n.makeRoot(); err != nil {
+		return err
+	}
+	dirs := []string{n.LogDir(), n.Leases}
 	if !n.options.NoCNI {
 		dirs = append(dirs, n.ConfDir)
 	}
@@ -57,6 +60,26 @@ func (n *Node) writeFiles() error {
 		if err := os.MkdirAll(dir, 0o755); err != nil {
 			return fmt.Errorf("make a directory of the node: %w", err)
 		}
+	}
+	files := map[string]string{"config.toml": n.config(), "registries.conf": n.registries(), "crictl.yaml": n.crictl()}
+	if !n.options.NoCNI {
+		files["net.d/10-bridge.conflist"] = n.Conflist()
+	}
+	for name, text := range files {
+		if err := os.WriteFile(filepath.Join(n.Dir, name), []byte(text), 0o600); err != nil {
+			return fmt.Errorf("write the node's files: %w", err)
+		}
+	}
+	return nil
+}
+
+// makeRoot makes root and state, on the filesystems that they are to be on.
+func (n *Node) makeRoot() error {
+	if err := os.MkdirAll(n.Root(), 0o755); err != nil {
+		return fmt.Errorf("make a directory of the node: %w", err)
+	}
+	if size := n.options.RootDisk; size > 0 {
+		return n.makeDisk(size)
 	}
 	for dir, size := range map[string]string{n.Root(): n.options.RootSize, n.State(): n.options.StateSize} {
 		if size == "" {
@@ -68,15 +91,6 @@ func (n *Node) writeFiles() error {
 		}
 		if err != nil {
 			return fmt.Errorf("mount a tmpfs of %s at %s: %w", size, dir, err)
-		}
-	}
-	files := map[string]string{"config.toml": n.config(), "registries.conf": n.registries(), "crictl.yaml": n.crictl()}
-	if !n.options.NoCNI {
-		files["net.d/10-bridge.conflist"] = n.Conflist()
-	}
-	for name, text := range files {
-		if err := os.WriteFile(filepath.Join(n.Dir, name), []byte(text), 0o600); err != nil {
-			return fmt.Errorf("write the node's files: %w", err)
 		}
 	}
 	return nil

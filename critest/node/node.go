@@ -60,6 +60,7 @@ type Options struct {
 	RootSize     string   // put root on a tmpfs of this size ("8m"), optionally with ",nr_inodes=…"
 	StateSize    string   // the same for state
 	Runc         string   // OCI runtime of the default handler; empty: that of make deps
+	RootDisk     int64    // put root, and CNI's leases, on a disk of so many bytes; see CopyDisk
 }
 
 // Node is a running daemon. Its methods are for one goroutine; the clients are
@@ -103,6 +104,9 @@ func Start(ctx context.Context, o Options) (*Node, error) {
 	id := serial.Add(1)
 	n.Socket = filepath.Join(n.Dir, "berth.sock")
 	n.ConfDir, n.Leases = filepath.Join(n.Dir, "net.d"), filepath.Join(n.Dir, "leases")
+	if o.RootDisk > 0 {
+		n.Leases = filepath.Join(n.Root(), "leases")
+	}
 	n.Bridge = fmt.Sprintf("bt%d-%d", os.Getpid(), id)
 	n.Subnet = fmt.Sprintf("10.88.%d.0/24", id)
 	n.scope = leakcheck.Scope{
