@@ -173,6 +173,7 @@ func (m *Manager) restoreCache(p PodNetwork, r *Result) {
 	file := filepath.Join(dir, r.Network+"-"+p.ID+"-"+IfName)
 	err := os.MkdirAll(dir, 0o700)
 	if err == nil {
+		_ = os.RemoveAll(file) // it may be anything
 		err = os.WriteFile(file, r.CNI, 0o600)
 	}
 	if err != nil {

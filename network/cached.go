@@ -2,7 +2,12 @@ package network
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
+	"os"
+	"path/filepath"
+
+	"berth/sandbox/regular"
 )
 
 // Attachment is a pod that libcni's cache knows, with what Teardown needs.
@@ -15,6 +20,9 @@ type Attachment struct {
 // ADD until DEL. It is a second copy of what the pods' records have, for those
 // whose record is lost. What in the cache cannot be read is left out.
 func (m *Manager) Cached() ([]Attachment, error) {
+	if err := m.cleanCache(); err != nil {
+		return nil, err
+	}
 	found, err := m.cni.GetCachedAttachments("")
 	if err != nil {
 		return nil, fmt.Errorf("read the cache of CNI: %w", err)
@@ -33,4 +41,25 @@ func (m *Manager) Cached() ([]Attachment, error) {
 		list = append(list, Attachment{Pod: PodNetwork{ID: f.ContainerID, NetNS: f.NetNS}, Result: r})
 	}
 	return list, nil
+}
+
+const maxCached = 64 << 20 // bytes of what is cached of one pod
+
+// cleanCache deletes what libcni, which reads all that is there, could not read to
+// its end. Nothing of it is needed but what it has written.
+func (m *Manager) cleanCache() error {
+	dir := filepath.Join(m.o.CacheDir, "results")
+	entries, err := os.ReadDir(dir)
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		return fmt.Errorf("read the cache of CNI: %w", err)
+	}
+	for _, e := range entries {
+		path := filepath.Join(dir, e.Name())
+		if err := regular.Check(path, maxCached); errors.Is(err, regular.ErrNot) {
+			if err := os.RemoveAll(path); err != nil {
+				return fmt.Errorf("clean the cache of CNI: %w", err)
+			}
+		}
+	}
+	return nil
 }

@@ -40,7 +40,7 @@ func WriteBundle(dir string, s *rspec.Spec) error {
 const maxSpec = 256 << 20
 
 // ReadRaw reads a bundle's config.json as it stands. ErrNotFound when there is no
-// bundle.
+// bundle. What is no JSON is an error.
 func ReadRaw(dir string) ([]byte, error) {
 	data, err := regular.Read(filepath.Join(dir, configFile), maxSpec)
 	if errors.Is(err, os.ErrNotExist) {
@@ -48,6 +48,9 @@ func ReadRaw(dir string) ([]byte, error) {
 	}
 	if err != nil {
 		return nil, fmt.Errorf("read bundle: %w", err)
+	}
+	if !json.Valid(data) {
+		return nil, fmt.Errorf("read bundle %s: its %s is no JSON", dir, configFile)
 	}
 	return data, nil
 }
@@ -100,8 +103,13 @@ func RemoveBundle(dir string) error {
 		return fmt.Errorf("remove bundle: %w", err)
 	}
 	for _, e := range entries {
-		// Not RemoveAll: it would walk into what is still mounted.
-		if err := os.Remove(filepath.Join(dir, e.Name())); err != nil && !errors.Is(err, os.ErrNotExist) {
+		// Not RemoveAll: it would walk into what is still mounted. In the place of a
+		// file nothing is.
+		remove := os.Remove
+		if filepath.Ext(e.Name()) == ".json" {
+			remove = os.RemoveAll
+		}
+		if err := remove(filepath.Join(dir, e.Name())); err != nil && !errors.Is(err, os.ErrNotExist) {
 			return fmt.Errorf("remove bundle: %w", err)
 		}
 	}

@@ -81,7 +81,7 @@ func replace(d disk, path string, data []byte, sync bool) error {
 type osDisk struct{}
 
 func (osDisk) WriteFile(name string, data []byte, sync bool) error {
-	f, err := os.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_TRUNC|syscall.O_CLOEXEC, 0o600)
+	f, err := os.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_TRUNC|syscall.O_CLOEXEC|syscall.O_NONBLOCK, 0o600)
 	if err != nil {
 		return err
 	}

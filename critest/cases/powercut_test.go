@@ -127,7 +127,7 @@ func (e *env) churn(references []string, copies int, seed uint64) (disks []strin
 	random := rand.New(rand.NewPCG(seed, 99))
 	for i := range copies {
 		time.Sleep(time.Duration(random.IntN(2500)) * time.Millisecond)
-		disk, err := e.CopyDisk(fmt.Sprintf("copy%d", i))
+		disk, err := e.CopyDisk(fmt.Sprintf("copy-%d-%d", seed, i))
 		if err != nil {
 			e.Fatal(err)
 		}

@@ -43,16 +43,17 @@ func (n *Node) mountDisk(file string) error {
 	if out, err := exec.Command("mount", "-t", "ext4", "-o", "loop", file, n.Root()).CombinedOutput(); err != nil {
 		return fmt.Errorf("mount %s as the node's root: %w: %s", file, err, out)
 	}
+	n.disk = file
 	return os.Chmod(n.Root(), 0o711)
 }
 
-// CopyDisk copies the disk as it is at one instant, as a power cut would leave it:
+// CopyDisk copies the disk, to a name that no copy has had, as it is at one instant, as a power cut would leave it:
 // what the daemon has written and the kernel has not is not in the copy.
 func (n *Node) CopyDisk(name string) (string, error) {
-	from, to := filepath.Join(n.diskDir(), "root"), filepath.Join(n.diskDir(), name)
+	to := filepath.Join(n.diskDir(), name)
 	var before []byte
 	for range 200 {
-		data, err := os.ReadFile(from)
+		data, err := os.ReadFile(n.disk)
 		if err != nil {
 			return "", fmt.Errorf("copy the node's disk: %w", err)
 		}

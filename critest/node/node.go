@@ -82,6 +82,7 @@ type Node struct {
 	scope   leakcheck.Scope
 	before  leakcheck.State
 	ready   bool            // the daemon has been ready once
+	disk    string          // the file behind root, with Options.RootDisk
 	watch   *os.File        // notes the ids of pods
 	pods    map[string]bool // ids of every pod there ever was
 }

@@ -104,13 +104,18 @@ func (r *Runtime) sweep(ctx context.Context, id, dir string) error {
 		return sweepCgroups(ctx, dir)
 	}
 	var s runcState
-	if data, err := regular.Read(filepath.Join(state, "state.json"), maxState); err == nil {
-		_ = json.Unmarshal(data, &s)
+	data, err := regular.Read(filepath.Join(state, "state.json"), maxState)
+	if err == nil {
+		err = json.Unmarshal(data, &s)
 	}
+	readable := err == nil && s.PID > 0 || errors.Is(err, os.ErrNotExist)
 	if err := killState(ctx, s); err != nil {
 		return fmt.Errorf("sweep %s: %w", id, err)
 	}
-	_, err := r.run(ctx, nil, "delete", id)
+	err = oci.ErrNotFound // what the binary cannot read, it cannot delete, nor might it come back
+	if readable {
+		_, err = r.run(ctx, nil, "delete", id)
+	}
 	if err != nil && !errors.Is(err, oci.ErrNotFound) {
 		return fmt.Errorf("delete %s: %w", id, err)
 	}
