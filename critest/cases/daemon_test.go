@@ -165,7 +165,7 @@ func TestKilledMonitor(t *testing.T) {
 			}
 		}
 	}
-	s := e.exited(id)
+	s := e.exitedIn(id, time.Minute)
 	if known := kernelAtLeast(t, 6, 15); known && s.GetExitCode() != 7 || !known && s.GetExitCode() != 7 && s.GetMessage() == "" {
 		t.Errorf("exit code %d, reason %q, message %q; want 7", s.GetExitCode(), s.GetReason(), s.GetMessage())
 	}

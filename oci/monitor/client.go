@@ -54,7 +54,8 @@ type Client struct {
 	opened   bool                   // guarded by mu; until then exits are kept for Restore, not told
 	paused   bool                   // guarded by mu; the monitor is being renewed, requests wait
 
-	renewal sync.Mutex // held by Renew
+	renewal    sync.Mutex // held by Renew
+	connecting sync.Mutex // held from the loss of a connection until the next one is the present one
 
 	dirty   map[string]bool   // ids of containers that the shelf does not have as they are; guarded by mu
 	wake    chan struct{}     // dirty has something
@@ -77,7 +78,10 @@ func Open(ctx context.Context, o Options) (*Client, error) {
 	c.unshelve()
 	c.tasks.Add(1)
 	go c.shelve(c.ctx)
-	if err := c.connect(ctx); err != nil {
+	c.connecting.Lock()
+	err = c.connect(ctx)
+	c.connecting.Unlock()
+	if err != nil {
 		_ = c.Close()
 		return nil, err
 	}
@@ -206,18 +210,26 @@ func (c *Client) handle(m *Message) {
 }
 
 // lost fails what waits and, unless the client is closed, finds or starts the
-// next monitor, for as long as that takes.
+// next monitor, for as long as that takes. The connection may be lost before it
+// was the present one: connect then makes it that first.
 func (c *Client) lost(conn *Conn, cause error) {
 	c.mu.Lock()
-	if c.conn == conn {
-		c.conn = nil
-	}
 	for id, answer := range c.waiting {
 		answer <- nil
 		delete(c.waiting, id)
 	}
+	if c.conn == conn {
+		c.conn = nil
+	}
 	if !c.paused { // else it may still be the same monitor, as another build
 		c.bereaved()
+	}
+	c.mu.Unlock()
+	c.connecting.Lock()
+	defer c.connecting.Unlock()
+	c.mu.Lock()
+	if c.conn == conn {
+		c.conn = nil
 	}
 	c.mu.Unlock()
 	if c.ctx.Err() != nil {
@@ -253,7 +265,7 @@ func (c *Client) trouble(err error) {
 
 // connect reaches a monitor, learns its containers, gives it those that it does
 // not know, and makes it the present one. One of a release too far away to talk
-// with is first renewed.
+// with is first renewed. The caller holds connecting.
 func (c *Client) connect(ctx context.Context) error {
 	before := c.IDs()
 	var conn *Conn
