@@ -158,14 +158,14 @@ func TestRenewedMonitorLosesNothing(t *testing.T) {
 		n.renew()
 		view.type_(fmt.Sprintf("round %d\n", round))
 		view.sees(fmt.Sprintf("got round %d\n", round))
-		if r, err := loud.exec(0, "echo well"); err != nil || string(r.Stdout) != "well\n" {
+		if r, err := talker.exec(0, "echo well"); err != nil || string(r.Stdout) != "well\n" {
 			t.Errorf("exec: %+v, %v", r, err)
 		}
 		if x := n.box(fmt.Sprintf("exit %d", round)).run().exit(); x.Code != int32(round) || x.Unknown != "" {
 			t.Errorf("exit of a container of round %d: %+v", round, x)
 		}
 	}
-	if stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", loud.process.PID)); err == nil {
+	if stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", talker.process.PID)); err == nil {
 		if f := strings.Fields(string(stat)); f[3] != fmt.Sprint(n.client.MonitorPID()) {
 			t.Errorf("the container's parent is %s, the monitor is %d", f[3], n.client.MonitorPID())
 		}
