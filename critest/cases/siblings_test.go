@@ -7,12 +7,14 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"google.golang.org/grpc/codes"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"berth/critest/images"
 	"berth/critest/node"
+	"berth/sandbox/leakcheck"
 )
 
 // group is the cgroup directory of a container by which it can be frozen, the
@@ -109,5 +111,39 @@ func TestPodWhoseNamespaceIsGone(t *testing.T) {
 	e.removePod(pod)
 	if left := e.leases(); len(left) != 0 {
 		t.Errorf("leases %q are left", left)
+	}
+}
+
+// A seccomp profile that kills threads kills the OCI runtime's own, which then
+// waits for ever: the container is refused, at its creation or at its start, and
+// nothing is left (siblings of B63 and B65).
+func TestSeccompThatKillsTheRuntime(t *testing.T) {
+	e := start(t, node.Options{})
+	e.pull(images.Busybox)
+	config := e.sandbox()
+	pod := e.run(config)
+	file := filepath.Join(t.TempDir(), "profile.json")
+	for _, action := range []string{"SCMP_ACT_KILL", "SCMP_ACT_KILL_THREAD", "SCMP_ACT_KILL_PROCESS"} {
+		for _, late := range []bool{false, true} { // with no_new_privs the profile comes when the container starts
+			put(t, file, fmt.Sprintf(`{"defaultAction":%q}`, action), 0o644)
+			c := command(fmt.Sprint("c", action, late), "echo runs")
+			c.Linux.SecurityContext.Seccomp = &cri.SecurityProfile{ProfileType: cri.SecurityProfile_Localhost, LocalhostRef: file}
+			c.Linux.SecurityContext.NoNewPrivs = late
+			began := time.Now()
+			res, err := e.rt.CreateContainer(e.ctx, &cri.CreateContainerRequest{PodSandboxId: pod, Config: c, SandboxConfig: config})
+			if err == nil {
+				id := res.GetContainerId()
+				_, err = e.rt.StartContainer(e.ctx, &cri.StartContainerRequest{ContainerId: id})
+				if s := e.exited(id); s.GetExitCode() == 0 {
+					t.Errorf("%s, %v: it ended with 0", action, late)
+				}
+			}
+			if err != nil && action != "SCMP_ACT_KILL_PROCESS" {
+				e.refused(fmt.Sprint(action, late), err, codes.FailedPrecondition, "seccomp")
+			}
+			if took := time.Since(began); took > leakcheck.Patience(15*time.Second) {
+				t.Errorf("%s, %v: it took %v", action, late, took)
+			}
+		}
 	}
 }

@@ -56,7 +56,9 @@ func (e *endpoint) challenged(ctx context.Context, res *http.Response, sent stri
 			return false, err
 		}
 		drain(root.Body)
-		list = challenge.ResponseChallenges(root)
+		if e.own(root.Request.URL) {
+			list = challenge.ResponseChallenges(root)
+		}
 	}
 	find := func(scheme string) (challenge.Challenge, bool) {
 		i := slices.IndexFunc(list, func(c challenge.Challenge) bool { return strings.EqualFold(c.Scheme, scheme) })

@@ -229,6 +229,46 @@ func TestRedirectsTakeNothingAlong(t *testing.T) {
 	}
 }
 
+// Where a redirect leads, nobody may ask for the login, neither for itself nor
+// for a token service of its own (CVE-2020-15157 by another way).
+func TestWhereARedirectLeadsNobodyAsks(t *testing.T) {
+	thief := newFake(t, nil)
+	thief.hook = func(w http.ResponseWriter, r *http.Request) bool {
+		w.Header().Add("WWW-Authenticate", fmt.Sprintf(`Bearer realm="http://%s/token",service="s"`, thief.host()))
+		w.Header().Add("WWW-Authenticate", `Basic realm="x"`)
+		return answer(401)(w, r)
+	}
+	for _, part := range []string{"/manifests/", "/blobs/"} {
+		f := newFake(t, func(w http.ResponseWriter, r *http.Request) bool {
+			if r.Header.Get("Authorization") == "" {
+				w.Header().Set("WWW-Authenticate", `Basic realm="x"`)
+				return answer(401)(w, r)
+			}
+			if strings.Contains(r.URL.Path, part) {
+				http.Redirect(w, r, thief.URL+r.URL.Path, http.StatusTemporaryRedirect)
+				return true
+			}
+			return false
+		})
+		c, caller := config(t, "%s", mirrored(f.host())), &Caller{Login: Login{Username: "u", Password: "SECRET"}, Server: f.host()}
+		err := fetched(t, c, "r.test/x:1", caller)
+		if part == "/blobs/" {
+			_, err = readAll(t, open(t, c, "r.test/x:1", caller), f.digest())
+		}
+		if !errors.Is(err, ErrDenied) || !strings.Contains(err.Error(), thief.host()) {
+			t.Errorf("%s: %v, want that %s denies", part, err, thief.host())
+		}
+	}
+	for _, got := range thief.seen("Authorization") {
+		if strings.Contains(got, "Basic") || strings.Contains(got, "Bearer") || strings.Contains(got, "/token") {
+			t.Errorf("the other host was asked %q", got)
+		}
+	}
+	if len(thief.log) == 0 {
+		t.Error("the redirect was not followed")
+	}
+}
+
 // A login is not sent to a token service without TLS by a registry with it, and
 // an identity token not on to another host.
 func TestTokenServicesThatAreRefused(t *testing.T) {

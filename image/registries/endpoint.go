@@ -134,6 +134,10 @@ func (e *endpoint) once(ctx context.Context, path string, header http.Header) (*
 			return res, nil
 		}
 		refused := e.refusal(res)
+		if u := res.Request.URL; !e.own(u) { // it may not say where the login is to be sent
+			refused.text = u.Host + ", where a redirect led, " + refused.text
+			return nil, refused
+		}
 		if res.StatusCode != http.StatusUnauthorized || round > 1 {
 			return nil, refused
 		}
@@ -141,6 +145,12 @@ func (e *endpoint) once(ctx context.Context, path string, header http.Header) (*
 			return nil, errors.Join(err, refused)
 		}
 	}
+}
+
+// own tells whether an answer from there is the endpoint's, and not that of a
+// place where a redirect has led.
+func (e *endpoint) own(u *url.URL) bool {
+	return u.Host == e.address && (u.Scheme == "https" || e.speaks() != "https")
 }
 
 // request sends a GET to a path of the endpoint. Where it is not known yet

@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 	"time"
@@ -131,12 +132,13 @@ func (r *Runtime) sweep(ctx context.Context, id, dir string) error {
 // awaitCreate waits until no create of a container runs any more: one whose
 // monitor was killed is killed by the kernel, but not before the daemon knows.
 func awaitCreate(ctx context.Context, id string) {
-	for creating(id) && ctx.Err() == nil {
+	for createPID(id) != 0 && ctx.Err() == nil {
 		time.Sleep(2 * time.Millisecond)
 	}
 }
 
-func creating(id string) bool {
+// createPID is the process that makes a container; 0 when there is none.
+func createPID(id string) int {
 	files, _ := filepath.Glob("/proc/[0-9]*/cmdline")
 	for _, f := range files {
 		data, err := os.ReadFile(f)
@@ -145,10 +147,13 @@ func creating(id string) bool {
 		}
 		args := strings.Split(strings.TrimSuffix(string(data), "\x00"), "\x00")
 		if args[len(args)-1] == id && slices.Contains(args, "--pid-file") && (slices.Contains(args, "create") || slices.Contains(args, "restore")) {
-			return true
+			pid, err := strconv.Atoi(filepath.Base(filepath.Dir(f)))
+			if err == nil {
+				return pid
+			}
 		}
 	}
-	return false
+	return 0
 }
 
 // killState kills the init that state.json names, when it lives, and its cgroup.

@@ -74,12 +74,17 @@ func (r *Runtime) Create(ctx context.Context, req oci.CreateRequest) (oci.Proces
 		return oci.Process{}, fmt.Errorf("create %s: %w", req.ID, oci.ErrExists)
 	}
 	c := r.createCall(req)
+	stop := guardCreate(req.ID)
 	ct, err := r.monitor.Create(ctx, c)
+	halfDead := stop()
 	if err != nil {
 		if errors.Is(err, monitor.ErrExists) {
 			return oci.Process{}, fmt.Errorf("create %s: %w", req.ID, oci.ErrExists)
 		}
 		err = r.createError(c, err)
+		if halfDead {
+			err = fmt.Errorf("%w: %w", errHalfDead, err)
+		}
 		clean, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanLimit)
 		defer cancel()
 		if errors.Is(err, monitor.ErrUnavailable) {
@@ -168,6 +173,9 @@ func (r *Runtime) Start(ctx context.Context, id string) error {
 	pause := 50 * time.Microsecond
 	for end := time.Now().Add(execPatience); time.Now().Before(end); pause = min(2*pause, time.Millisecond) {
 		now, err := os.Readlink(exe)
+		if err != nil && ok && endHalfDead(ct.PID) {
+			return fmt.Errorf("start %s: %w", id, errHalfDead)
+		}
 		if err != nil {
 			return r.neverRan(ct)
 		}

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"os"
 	"strconv"
-	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -49,17 +48,12 @@ func descendants(root int) []int {
 		if err != nil {
 			continue
 		}
-		data, err := os.ReadFile("/proc/" + e.Name() + "/stat")
-		if err != nil {
+		state, parent, ok := statOf("/proc/" + e.Name() + "/stat")
+		if !ok {
 			continue
 		}
-		f := strings.Fields(string(data[strings.LastIndexByte(string(data), ')')+1:]))
-		if len(f) < 2 {
-			continue
-		}
-		parent, _ := strconv.Atoi(f[1])
 		children[parent] = append(children[parent], pid)
-		zombie[pid] = f[0] == "Z"
+		zombie[pid] = state == "Z"
 	}
 	var found []int
 	for queue := []int{root}; len(queue) > 0; queue = queue[1:] {
