@@ -2,6 +2,8 @@ package main
 
 import (
 	"context"
+	"encoding/json"
+	"errors"
 	"fmt"
 	"maps"
 	"math/rand/v2"
@@ -44,7 +46,7 @@ func (w *world) soak(ctx context.Context, length time.Duration) error {
 	give()
 	all.Wait()
 	if ctx.Err() != nil {
-		return ctx.Err()
+		return errors.Join(ctx.Err(), w.quiet(context.WithoutCancel(ctx)))
 	}
 	samples.judge(w, calm)
 	fmt.Printf("%s %d lives: %s\n", w.clock(), w.life, w.steps())
@@ -52,6 +54,24 @@ func (w *world) soak(ctx context.Context, length time.Duration) error {
 		return fmt.Errorf("%w, %d times", errWrong, n)
 	}
 	return nil
+}
+
+// quiet waits until nothing goes on in the daemon any more: what a client that is
+// interrupted asked for is done all the same, and the teardown shall find it.
+func (w *world) quiet(ctx context.Context) error {
+	for end := time.Now().Add(leakcheck.Patience(time.Minute)); ; time.Sleep(50 * time.Millisecond) {
+		res, err := w.rt.Status(ctx, &cri.StatusRequest{Verbose: true})
+		if err != nil {
+			return err
+		}
+		var running []any
+		if err := json.Unmarshal([]byte(res.GetInfo()["operations"]), &running); err != nil || len(running) == 0 {
+			return err
+		}
+		if time.Now().After(end) {
+			return fmt.Errorf("%w: operations go on: %v", errWrong, running)
+		}
+	}
 }
 
 // work lives one life after the other.
