@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"berth/critest/images"
@@ -158,5 +160,59 @@ func (e *env) ended(id string, d downed, down, up time.Time) {
 	}
 	if out != d.log {
 		e.Errorf("container %s logged %.200q, want %.200q", d.name, out, d.log)
+	}
+}
+
+// A daemon that starts tells everything or nothing: whoever asks meanwhile gets
+// Unavailable or the whole list, with the states that are true.
+func TestListsDuringAStart(t *testing.T) {
+	e := start(t, node.Options{LogLevel: "info"})
+	e.pull(images.Busybox)
+	const pods = 12
+	inParallel(pods, func(i int) {
+		config := e.podOf(2 * i) // on the node's network
+		e.startContainer(e.run(config), command("c", "exec sleep 1000"), config)
+	})
+	whole := func() error {
+		ready, err := e.rt.ListPodSandbox(e.ctx, &cri.ListPodSandboxRequest{Filter: &cri.PodSandboxFilter{State: &cri.PodSandboxStateValue{State: cri.PodSandboxState_SANDBOX_READY}}})
+		if err == nil && len(ready.GetItems()) != pods {
+			return fmt.Errorf("%d ready pods, want %d", len(ready.GetItems()), pods)
+		}
+		if err != nil {
+			return err
+		}
+		running, err := e.rt.ListContainers(e.ctx, &cri.ListContainersRequest{Filter: &cri.ContainerFilter{State: &cri.ContainerStateValue{State: cri.ContainerState_CONTAINER_RUNNING}}})
+		if err == nil && len(running.GetContainers()) != pods {
+			return fmt.Errorf("%d running containers, want %d", len(running.GetContainers()), pods)
+		}
+		return err
+	}
+	for range 4 {
+		if err := e.Kill(); err != nil {
+			t.Fatal(err)
+		}
+		up, refused, answered := make(chan error, 1), 0, 0
+		go func() { up <- e.Launch(e.ctx) }()
+		for over := false; !over || answered == 0; time.Sleep(200 * time.Microsecond) {
+			switch err := whole(); status.Code(err) {
+			case codes.OK:
+				answered++
+			case codes.Unavailable:
+				refused++
+			default:
+				t.Fatalf("after %d refusals and %d whole lists: %v", refused, answered, err)
+			}
+			select {
+			case err := <-up:
+				if err != nil {
+					t.Fatal(err)
+				}
+				over = true
+			default:
+			}
+		}
+		if refused == 0 {
+			t.Error("nobody asked before the daemon was there: nothing was seen")
+		}
 	}
 }
