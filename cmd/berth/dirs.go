@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"syscall"
 
@@ -36,7 +37,11 @@ func prepare(cfg config.Config) (unlock func(), err error) {
 			return nil, err
 		}
 	}
-	if err := claim(cfg.Root, cfg.State); err != nil {
+	err = checkLayout(cfg.Root)
+	if err == nil {
+		err = claim(cfg.Root, cfg.State)
+	}
+	if err != nil {
 		unlock()
 		return nil, err
 	}
@@ -87,9 +92,73 @@ func claim(root, state string) error {
 	if owner, of, ok := strings.Cut(string(mark), " "); ok && owner != id {
 		return fmt.Errorf("state %s has the pods of another root, %s: root %s needs a state of its own (when the other has gone for good, end its pods and remove %s)", state, of, root, path)
 	}
+	if err := checkMoved(root, state, id); err != nil {
+		return err
+	}
 	if want := id + " " + root; string(mark) != want { // a full disk does not keep a daemon from starting again
 		return replace(path, want)
 	}
+	return nil
+}
+
+// checkMoved refuses another state directory than the one that has the pods of this
+// boot: their mounts, namespaces and monitor are there by their paths. A reboot
+// empties it.
+func checkMoved(root, state, id string) error {
+	note := filepath.Join(root, "state")
+	data, _ := regular.Read(note, maxMark) // without it nothing was moved
+	before := string(data)
+	if before == state || sameDir(before, state) {
+		return nil
+	}
+	for _, dir := range []string{before, state} {
+		mark, err := regular.Read(filepath.Join(dir, "root"), maxMark)
+		if owner, _, _ := strings.Cut(string(mark), " "); before == "" || err != nil || owner != id || !hasPods(dir) {
+			continue
+		}
+		return fmt.Errorf("root %s has its pods in state %s (found at %s): start berth with that state and remove the pods, or reboot, before it is at %s", root, before, dir, state)
+	}
+	_ = replace(note, state) // a full disk keeps nobody from starting; the next start does it
+	return nil
+}
+
+// sameDir tells whether two paths lead to one directory, as /run and /var/run do.
+func sameDir(a, b string) bool {
+	of, err := os.Stat(a)
+	if err != nil {
+		return false
+	}
+	other, err := os.Stat(b)
+	return err == nil && os.SameFile(of, other)
+}
+
+// hasPods tells whether a state directory has something of a pod or container.
+func hasPods(state string) bool {
+	for _, kind := range []string{"containers", "namespaces", "sandboxes"} {
+		if entries, err := os.ReadDir(filepath.Join(state, kind)); err == nil && len(entries) > 0 {
+			return true
+		}
+	}
+	return false
+}
+
+// layout is the version of all that is below a root. It is raised when an older or
+// newer berth would take the records for unreadable, and remove their pods.
+const layout = "1"
+
+// checkLayout refuses a root of another version as a whole. A version that cannot be
+// read says nothing: each record has its own.
+func checkLayout(root string) error {
+	path := filepath.Join(root, "version")
+	data, err := regular.Read(path, maxMark)
+	found := strings.TrimSpace(string(data))
+	if err == nil && found == layout {
+		return nil
+	}
+	if _, nan := strconv.Atoi(found); err == nil && nan == nil {
+		return fmt.Errorf("root %s is of version %s, this berth knows version %s: run a berth of the release that wrote it, nothing was changed", root, found, layout)
+	}
+	_ = replace(path, layout) // a full disk keeps nobody from starting; the next start does it
 	return nil
 }
 
