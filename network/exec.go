@@ -100,8 +100,11 @@ func (*pluginExec) FindInPath(plugin string, paths []string) (string, error) {
 func (e *pluginExec) ExecPlugin(ctx context.Context, file string, stdin []byte, environ []string) ([]byte, error) {
 	for {
 		stdout, stderr, err := e.run(ctx, file, stdin, environ)
-		if err == nil {
+		if err == nil && (valueOf(environ, "CNI_COMMAND") != "ADD" || json.Valid(stdout)) {
 			return stdout, nil
+		}
+		if err == nil {
+			err = errNoResult
 		}
 		if errors.Is(err, syscall.ETXTBSY) && sleep(ctx, 200*time.Millisecond) == nil {
 			continue // the file is being installed just now
@@ -119,6 +122,9 @@ func (e *pluginExec) ExecPlugin(ctx context.Context, file string, stdin []byte, 
 		return nil, failure
 	}
 }
+
+// errNoResult: a plugin that ended well gave nothing that CNI could read.
+var errNoResult = errors.New("its result is not JSON")
 
 // plain is the beginning of what a plugin wrote that does not speak CNI's error
 // format, such as a script that fails: "" where it wrote nothing.

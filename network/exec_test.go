@@ -23,8 +23,8 @@ func runScript(t *testing.T, ctx context.Context, text string) (string, error) {
 }
 
 func TestPluginOutput(t *testing.T) {
-	out, err := runScript(t, context.Background(), `echo "$CNI_COMMAND: $(cat)"; echo noise >&2`)
-	if err != nil || out != "ADD: input\n" {
+	out, err := runScript(t, context.Background(), `echo "\"$CNI_COMMAND: $(cat)\""; echo noise >&2`)
+	if err != nil || out != "\"ADD: input\"\n" {
 		t.Errorf("%q, %v", out, err)
 	}
 }
@@ -36,6 +36,7 @@ func TestPluginErrors(t *testing.T) {
 		`echo not JSON; exit 3`:          "CNI plugin fake ADD: exit status 3; stdout: not JSON",
 		`kill -9 $$`:                     "CNI plugin fake ADD: signal: killed",
 		`echo '{"msg":"m"}'; exit 1`:     "CNI plugin fake ADD: m",
+		`echo hello; echo oops >&2`:      "CNI plugin fake ADD: its result is not JSON; stdout: hello; stderr: oops",
 		`echo " a " >&2; echo>&2; false`: "CNI plugin fake ADD: exit status 1; stderr: a",
 	} {
 		_, err := runScript(t, context.Background(), script)

@@ -34,7 +34,7 @@ var (
 	ErrNotRunning = errors.New("container is not running")
 	// ErrUnsupported: the node's monitor is of an older release that cannot do it.
 	ErrUnsupported = errors.New("unsupported by the running monitor")
-	// ErrRefused: the binary cannot make a container of the specification, or give
+	// ErrRefused: the binary cannot be run, or cannot make a container of the specification, or give
 	// it those limits, for a reason that only its words tell.
 	ErrRefused = errors.New("the OCI runtime refuses")
 	// ErrProgram: the container has no such program, or one that cannot be run.

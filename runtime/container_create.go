@@ -184,7 +184,7 @@ func (s *Service) make(ctx context.Context, op *operation.Operation, c *sandbox.
 	op.Step("create in the OCI runtime")
 	p, err := s.createInRuntime(ctx, rt, req)
 	if err != nil {
-		return err
+		return blameLimit(err, "config.linux.resources.", c.EffectiveResources())
 	}
 	op.Step("write created record")
 	// Nobody shall see a container that is removed again because of its record.

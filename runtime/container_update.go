@@ -74,7 +74,7 @@ func (s *Service) updateResources(ctx context.Context, u nri.Update) error {
 	}
 	u.AddMore(resources)
 	if err := rt.Update(ctx, c.ID, resources); err != nil {
-		err = fmt.Errorf("update resources of container %s: %w", c.ID, err)
+		err = fmt.Errorf("update resources of container %s: %w", c.ID, blameLimit(err, "linux.", u.Resources))
 		return errors.Join(err, s.restoreResources(ctx, rt, c))
 	}
 	merged := mergeResources(c.EffectiveResources(), u.Resources)

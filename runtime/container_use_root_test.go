@@ -101,15 +101,11 @@ func TestUpdateContainerResources(t *testing.T) {
 		t.Errorf("the status tells %v", told)
 	}
 	for word, bad := range map[string]*cri.LinuxContainerResources{
-		"9999":                {CpuShares: 2048, CpusetCpus: "9999"},
-		`linux.cpu_quota "5"`: {CpuShares: 2048, CpuQuota: 5, CpuPeriod: 100000},
-		"4096":                {CpuShares: 2048, MemoryLimitInBytes: 4096},
+		`linux.cpuset_cpus "9999"`:         {CpuShares: 2048, CpusetCpus: "9999"},
+		`linux.cpu_quota "5"`:              {CpuShares: 2048, CpuQuota: 5, CpuPeriod: 100000},
+		"linux.memory_limit_in_bytes 4096": {CpuShares: 2048, MemoryLimitInBytes: 4096},
 	} {
-		code := codes.InvalidArgument
-		if bad.MemoryLimitInBytes != 0 {
-			code = codes.FailedPrecondition // runc's refusal, which has no name
-		}
-		n.refused(word, update(bad), code, word)
+		n.refused(word, update(bad), codes.InvalidArgument, word)
 		if got := n.limits(id); got != now {
 			t.Errorf("a refused update of %s changed %s to %s", word, now, got)
 		}

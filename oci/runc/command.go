@@ -45,7 +45,7 @@ func (r *Runtime) run(ctx context.Context, stdin io.Reader, args ...string) ([]b
 			e.Err = ctx.Err()
 		}
 	} else {
-		e.Err = err
+		e.Err = fmt.Errorf("%w: %w", oci.ErrRefused, err) // it is not there, or no program
 	}
 	return nil, e
 }
@@ -82,6 +82,9 @@ func sentinelOf(stderr string) error {
 // refusedLimit recognises a value that the kernel does not take for a file of a
 // cgroup: a processor that is not there, a limit out of range or below its use.
 func refusedLimit(stderr string) bool {
+	if strings.Contains(stderr, "unable to set memory limit") {
+		return true
+	}
 	if !strings.Contains(stderr, "failed to write") && !strings.Contains(stderr, "write to `") {
 		return false
 	}

@@ -148,7 +148,7 @@ func (r *Runtime) createError(c monitor.Create, err error) error {
 		text = refused.Text
 	}
 	cause := sentinelOf(text)
-	if cause == nil && refused.ExitCode > 0 {
+	if cause == nil && (refused.ExitCode > 0 || strings.HasPrefix(refused.Text, "start ")) { // or was not there
 		cause = oci.ErrRefused
 	}
 	return &oci.ExecError{Args: c.Args, ExitCode: refused.ExitCode, Stderr: bounded(text), Err: cause}

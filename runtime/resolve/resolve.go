@@ -113,6 +113,9 @@ func Resolve(r Request) (spec.Resolved, error) {
 	if err := checkTargets(r, sources); err != nil {
 		return spec.Resolved{}, err
 	}
+	if err := checkWorkingDir(r, sources); err != nil {
+		return spec.Resolved{}, err
+	}
 	ids, err := spec.SandboxIDMap(r.Sandbox)
 	if err != nil {
 		return spec.Resolved{}, err

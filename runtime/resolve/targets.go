@@ -20,10 +20,7 @@ type targets map[string]int
 // error of the kernel's that names no field. What lies in other mounts is left to
 // it, as whoever else uses them may change it at any time.
 func checkTargets(r Request, sources []source) error {
-	mounts, all := r.Config.GetMounts(), targets{}
-	for i, m := range mounts {
-		all[path.Clean(m.GetContainerPath())] = i
-	}
+	mounts, all := r.Config.GetMounts(), targetsOf(r)
 	for i, m := range mounts {
 		reason, err := all.conflict(r, sources, path.Clean(m.GetContainerPath()), sources[i].dir)
 		if err != nil {
@@ -39,6 +36,50 @@ func checkTargets(r Request, sources []source) error {
 		return err
 	}
 	return nil
+}
+
+func targetsOf(r Request) targets {
+	all := targets{}
+	for i, m := range r.Config.GetMounts() {
+		all[path.Clean(m.GetContainerPath())] = i
+	}
+	return all
+}
+
+// checkWorkingDir wants a directory, or nothing, where the program is to begin; what
+// only the OCI runtime can see is left to it.
+func checkWorkingDir(r Request, sources []source) error {
+	field, dir := "config.working_dir", r.Config.GetWorkingDir()
+	if dir == "" && r.Image != nil {
+		field, dir = "image: config.WorkingDir", r.Image.Config.WorkingDir
+	}
+	at := path.Clean("/" + dir)
+	if at == "/" {
+		return nil
+	}
+	all := targetsOf(r)
+	if i, ok := all[at]; ok {
+		if !sources[i].dir {
+			return spec.Invalid(field, dir, index("mounts", i)+" there is no directory")
+		}
+		return nil
+	}
+	if all.above(at) != "" || system(at) {
+		return nil
+	}
+	f, err := inRoot(r.Rootfs, at)
+	switch {
+	case errors.Is(err, os.ErrNotExist): // it will be made
+		return nil
+	case errors.Is(err, syscall.ENOTDIR), errors.Is(err, syscall.ELOOP), errors.Is(err, syscall.ENAMETOOLONG):
+		return spec.Invalid(field, dir, blame(err))
+	case err != nil:
+		return fmt.Errorf("look at %s %q: %w", field, dir, err)
+	}
+	if f.mode.IsDir() || f.inside != at && all.covers(f.inside) {
+		return nil
+	}
+	return spec.Invalid(field, dir, "is no directory in the image")
 }
 
 // conflict says why a directory, or something else, cannot be mounted at a
