@@ -1,11 +1,14 @@
 package cases
 
 import (
+	"context"
 	"fmt"
+	"math"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -146,4 +149,56 @@ func TestSeccompThatKillsTheRuntime(t *testing.T) {
 			}
 		}
 	}
+}
+
+// Timeouts that no clock can add up are long ones, and a container that dies
+// takes its commands along (siblings of B65, B73 and B79).
+func TestOddTimeoutsAndDyingContainers(t *testing.T) {
+	e := start(t, node.Options{})
+	e.pull(images.Busybox)
+	config := e.sandbox()
+	pod := e.run(config)
+	stop := func(id string, timeout int64) error {
+		_, err := e.rt.StopContainer(e.ctx, &cri.StopContainerRequest{ContainerId: id, Timeout: timeout})
+		return err
+	}
+	for _, timeout := range []int64{math.MaxInt64, math.MaxInt64 / int64(time.Second), math.MaxInt64/int64(time.Second) + 1} {
+		id := e.startContainer(pod, command(fmt.Sprint("c", timeout), "trap 'sleep 0.3; exit 5' TERM; echo ready; while :; do sleep 0.1; done"), config)
+		e.said(id, "ready\n")
+		res, err := e.rt.ExecSync(e.ctx, &cri.ExecSyncRequest{ContainerId: id, Cmd: []string{"sh", "-c", "sleep 0.2; echo hi"}, Timeout: timeout})
+		if err != nil || string(res.GetStdout()) != "hi\n" {
+			t.Errorf("exec with a timeout of %d: %v, %v", timeout, res, err)
+		}
+		if err := stop(id, timeout); err != nil {
+			t.Errorf("stop with %d: %v", timeout, err)
+		}
+		if s := e.status(id); s.GetExitCode() != 5 || s.GetReason() != "Error" {
+			t.Errorf("stop with %d: it ended with %d (%s), want its own 5", timeout, s.GetExitCode(), s.GetReason())
+		}
+	}
+	id := e.startContainer(pod, command("dies", "sleep 1000"), config)
+	for _, timeout := range []int64{-1, math.MinInt64} {
+		e.refused("stop", stop(id, timeout), codes.InvalidArgument, "timeout", fmt.Sprint(timeout))
+		_, err := e.rt.ExecSync(e.ctx, &cri.ExecSyncRequest{ContainerId: id, Cmd: []string{"true"}, Timeout: timeout})
+		e.refused("exec", err, codes.InvalidArgument, "timeout", fmt.Sprint(timeout))
+	}
+	ctx, cancel := context.WithTimeout(e.ctx, 500*time.Millisecond)
+	_, err := e.rt.ExecSync(ctx, &cri.ExecSyncRequest{ContainerId: id, Cmd: []string{"sh", "-c", "sleep 4441 & sleep 4442"}})
+	cancel()
+	e.refused("an exec whose caller has gone", err, codes.DeadlineExceeded)
+	e.eventually("it goes with its caller", func() bool { return !strings.Contains(e.processes(id), "sleep 444") })
+	var group sync.WaitGroup
+	for range 3 {
+		group.Go(func() {
+			res, err := e.rt.ExecSync(e.ctx, &cri.ExecSyncRequest{ContainerId: id, Cmd: []string{"sh", "-c", "echo begun; sleep 4443"}, Timeout: 120})
+			if err != nil || res.GetExitCode() != 137 || string(res.GetStdout()) != "begun\n" {
+				t.Errorf("an exec in a container that dies: %v, %v; want its output and 137", res, err)
+			}
+		})
+	}
+	e.eventually("three commands have begun", func() bool { return strings.Count("\n"+e.processes(id), "\nsleep 4443") == 3 })
+	if err := stop(id, 0); err != nil {
+		t.Error(err)
+	}
+	group.Wait()
 }
