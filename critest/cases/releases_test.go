@@ -89,18 +89,19 @@ func (r *releases) install(t *testing.T, from, name string) {
 // monitorRuns tells whether the node's monitor is the binary of a release.
 func (e *env) monitorRuns(release string) bool {
 	e.Helper()
-	for _, pid := range e.Monitors() {
-		running, err := os.ReadFile(fmt.Sprintf("/proc/%d/exe", pid))
-		if err != nil {
-			e.Fatal(err)
-		}
-		want, err := os.ReadFile(filepath.Join(release, "berth-monitor"))
-		if err != nil {
-			e.Fatal(err)
-		}
-		return bytes.Equal(running, want)
+	pids := e.Monitors()
+	if len(pids) != 1 {
+		return false
 	}
-	return false
+	running, err := os.ReadFile(fmt.Sprintf("/proc/%d/exe", pids[0]))
+	if err != nil {
+		e.Fatal(err)
+	}
+	want, err := os.ReadFile(filepath.Join(release, "berth-monitor"))
+	if err != nil {
+		e.Fatal(err)
+	}
+	return bytes.Equal(running, want)
 }
 
 // An upgrade is to replace the binaries and to restart the daemon, a downgrade as
