@@ -74,13 +74,17 @@ type layers struct {
 	byN   map[int]*entry
 	next  int
 
+	// torn are directories by their number whose record cannot be read, until
+	// spareHeld has looked which of them containers run on.
+	torn map[int]string
+
 	total atomic.Pointer[layer.Usage] // of all layers, for readers who take no lock
 }
 
-// loadLayers reads layers/. What is torn or not durable from another boot goes
-// to the trash.
+// loadLayers reads layers/. What is not durable from another boot goes to the trash,
+// and what is torn waits for spareHeld.
 func loadLayers(dir, boot string, t *trash) (*layers, error) {
-	l := &layers{dir: dir, trash: t, disk: t.disk, byKey: map[layerKey]*entry{}, byN: map[int]*entry{}, next: 1}
+	l := &layers{dir: dir, trash: t, disk: t.disk, byKey: map[layerKey]*entry{}, byN: map[int]*entry{}, torn: map[int]string{}, next: 1}
 	list, err := os.ReadDir(dir)
 	if err != nil {
 		return nil, fmt.Errorf("list layers: %w", err)
@@ -95,7 +99,11 @@ func loadLayers(dir, boot string, t *trash) (*layers, error) {
 		l.next = max(l.next, n+1)
 		meta, err := readMeta(path)
 		key := layerKey{meta.DiffID, meta.Variant}
-		if err != nil || !meta.Durable && meta.Boot != boot || l.byKey[key] != nil && !meta.Damaged {
+		if err != nil {
+			l.torn[n] = path
+			continue
+		}
+		if !meta.Durable && meta.Boot != boot || l.byKey[key] != nil && !meta.Damaged {
 			t.take(path)
 			continue
 		}
@@ -109,6 +117,28 @@ func loadLayers(dir, boot string, t *trash) (*layers, error) {
 	}
 	l.sum()
 	return l, nil
+}
+
+// spareHeld keeps the layers of images that could not be adopted and that containers
+// may run on, until the next start: a broken record must not take the files away
+// under them. The other torn ones go to the trash.
+func (s *Store) spareHeld(stored, adopted images) {
+	for _, id := range s.options().Held {
+		img := stored[id]
+		if img == nil || adopted[id] != nil {
+			continue
+		}
+		for _, n := range distinct(img.Layers) {
+			delete(s.layers.torn, n)
+			if s.layers.byN[n] != nil {
+				s.layers.use([]int{n})
+			}
+		}
+	}
+	for _, path := range s.layers.torn {
+		s.trash.take(path)
+	}
+	s.layers.torn = nil
 }
 
 // readMeta reads the record of a layer that is there.

@@ -25,6 +25,7 @@ import (
 // Options configures a Store. The zero value of each means its default.
 type Options struct {
 	Root                   string        // required: the images directory
+	Held                   []string      // ids of images that containers may run on as the store is opened
 	MaxConcurrentDownloads int           // layers of one pull at the same time; 3
 	ConnectionsPerLayer    int           // for a large layer whose registry is slow; 4
 	MaxConcurrentUnpacks   int           // layers of all pulls and imports at the same time; 16
@@ -167,6 +168,7 @@ func (s *Store) load(ctx context.Context) (err error) {
 			kept[id] = img
 		}
 	}
+	s.spareHeld(stored, kept)
 	if err := s.findLost(stored, kept); err != nil {
 		return err
 	}

@@ -5,9 +5,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"os/signal"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -125,7 +127,7 @@ func assemble(ctx context.Context, cfg config.Config, log *logrus.Entry, manager
 	}); err != nil {
 		return nil, err
 	}
-	if parts.Images, err = openImages(ctx, cfg, log); err != nil {
+	if parts.Images, err = openImages(ctx, cfg, parts.Records, log); err != nil {
 		return nil, err
 	}
 	d.images = parts.Images
@@ -176,8 +178,13 @@ func tellProblem(log *logrus.Entry, p sandbox.Problem) {
 }
 
 // openImages tells of image records that were broken.
-func openImages(ctx context.Context, cfg config.Config, log *logrus.Entry) (*image.Store, error) {
-	images, err := image.Open(ctx, imageOptions(cfg))
+func openImages(ctx context.Context, cfg config.Config, records *sandbox.Store, log *logrus.Entry) (*image.Store, error) {
+	o := imageOptions(cfg)
+	for _, c := range records.Containers.Select(func(c *sandbox.Container) bool { return c.FinishedAt == 0 }) {
+		o.Held = append(o.Held, c.ImageID)
+		o.Held = append(o.Held, slices.Collect(maps.Values(c.VolumeImages))...)
+	}
+	images, err := image.Open(ctx, o)
 	if err == nil && images.Recovered() != "" {
 		log.Error(images.Recovered())
 	}

@@ -356,3 +356,40 @@ func TestRecordsThatSayOddThings(t *testing.T) {
 	}
 	e.onlyLeft(kept, list)
 }
+
+// The records of an image's layers are damaged while a container runs on it: its
+// files stay, and the image can be pulled again.
+func TestDamagedLayersUnderAContainer(t *testing.T) {
+	e := start(t, node.Options{LogLevel: "info"})
+	reference := checkedImages(t, 1)[0]
+	for _, damage := range []string{"cut", "a FIFO", "deleted"} {
+		e.pull(reference)
+		config := e.sandbox()
+		c := command("main", "sleep 100000")
+		c.Image.Image = reference
+		pod := e.run(config)
+		running := e.startContainer(pod, c, config)
+		if err := e.Kill(); err != nil {
+			t.Fatal(err)
+		}
+		files, err := filepath.Glob(filepath.Join(e.Root(), "images", "layers", "*", "layer.json"))
+		if err != nil || len(files) < 4 {
+			t.Fatalf("records of layers: %q, %v", files, err)
+		}
+		for _, file := range files[:2] {
+			if err := damages[damage](file); err != nil {
+				t.Fatal(err)
+			}
+		}
+		e.relaunched()
+		e.exec(running, "sleep 0.3; md5sum -c /sum/*")
+		e.pull(reference)
+		again := command("again", whole)
+		again.Image.Image = reference
+		if s := e.exited(e.startContainer(pod, again, config)); s.GetExitCode() != 7 {
+			t.Errorf("%s: pulled again, the image is not whole: %d", damage, s.GetExitCode())
+		}
+		e.exec(running, "md5sum -c /sum/*")
+		e.removePod(pod)
+	}
+}
