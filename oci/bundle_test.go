@@ -92,6 +92,7 @@ func TestExecErrorSaysTheCause(t *testing.T) {
 	}{
 		{ExecError{Args: []string{"/usr/bin/runc", "start"}, ExitCode: 1, Stderr: "no such thing"}, "runc: no such thing"},
 		{ExecError{Args: []string{"/usr/bin/runc"}, ExitCode: -1, Err: os.ErrPermission}, "runc: permission denied"},
+		{ExecError{Args: []string{"runc", "create"}, ExitCode: 137, Err: ErrRefused}, "runc ended with code 137 and said nothing"},
 		{ExecError{ExitCode: 3}, "OCI runtime ended with code 3 and said nothing"},
 	} {
 		if got := c.e.Error(); got != c.want {

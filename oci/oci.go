@@ -65,7 +65,7 @@ func (e *ExecError) Error() string {
 	switch {
 	case e.Stderr != "":
 		return name + ": " + e.Stderr
-	case e.Err != nil:
+	case e.Err != nil && e.ExitCode <= 0:
 		return name + ": " + e.Err.Error()
 	default:
 		return fmt.Sprintf("%s ended with code %d and said nothing", name, e.ExitCode)
@@ -186,7 +186,8 @@ type Runtime interface {
 	Create(ctx context.Context, r CreateRequest) (Process, error)
 	// Start lets the init run the user's process. Not idempotent.
 	Start(ctx context.Context, id string) error
-	// Signal sends sig to the init by pidfd. ErrNotRunning when it has ended.
+	// Signal sends sig to the init by pidfd. ErrNotRunning when it has ended,
+	// ErrNotFound when it is unknown, or deleted.
 	Signal(id string, sig syscall.Signal) error
 	// KillAll kills every process of the container's cgroup (cgroup.kill, or the
 	// v1 freezer walk). Idempotent; nil when there is none.

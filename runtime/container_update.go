@@ -11,6 +11,7 @@ import (
 	"berth/oci"
 	"berth/oci/spec"
 	"berth/runtime/nri"
+	"berth/runtime/operation"
 	"berth/sandbox"
 )
 
@@ -30,6 +31,10 @@ func (s *Service) UpdateContainerResources(ctx context.Context, req *cri.UpdateC
 	if _, err := spec.UpdateResources(req.GetLinux(), s.Host); err != nil {
 		return nil, err
 	}
+	ctx, cancel := context.WithTimeout(ctx, operationLimit)
+	defer cancel()
+	ctx, early := operation.Early(ctx)
+	defer early()
 	update, err := s.plugins.UpdateContainer(ctx, c.ID, req.GetLinux())
 	if err != nil {
 		return nil, err
@@ -92,7 +97,9 @@ func (s *Service) updateResources(ctx context.Context, u nri.Update) error {
 func (s *Service) restoreResources(ctx context.Context, rt oci.Runtime, c *sandbox.Container) error {
 	resources, err := spec.UpdateResources(c.EffectiveResources(), s.Host)
 	if err == nil {
-		err = rt.Update(context.WithoutCancel(ctx), c.ID, resources)
+		limited, cancel := context.WithTimeout(context.WithoutCancel(ctx), killPatience)
+		defer cancel()
+		err = rt.Update(limited, c.ID, resources)
 	}
 	if err != nil {
 		return fmt.Errorf("restore resources of container %s: %w", c.ID, err)

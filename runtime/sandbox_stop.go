@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"syscall"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -102,11 +103,7 @@ func (s *Service) stopPause(ctx context.Context, sb *sandbox.Sandbox) error {
 		return err
 	}
 	if sb.Pause != nil && sb.BootID == s.bootID {
-		gone := s.exits.of(sb.ID)
-		if err := rt.KillAll(ctx, sb.ID); err != nil {
-			return fmt.Errorf("kill pause of %s: %w", sb.ID, err)
-		}
-		if err := s.awaitExit(ctx, rt, sb.ID, gone, killPatience); err != nil {
+		if err := s.killPause(ctx, rt, sb.ID); err != nil {
 			return fmt.Errorf("kill pause of %s: %w", sb.ID, err)
 		}
 	}
@@ -126,6 +123,19 @@ func (s *Service) stopPause(ctx context.Context, sb *sandbox.Sandbox) error {
 		s.Log.WithError(err).WithField("sandbox", sb.ID).Warn("record of a stopped pause")
 	}
 	return nil
+}
+
+// killPause ends the pod's PID 1 and waits for that, unless an earlier attempt has
+// had the OCI runtime forget it: its exit would be waited for in vain.
+func (s *Service) killPause(ctx context.Context, rt oci.Runtime, id string) error {
+	gone := s.exits.of(id)
+	if err := rt.KillAll(ctx, id); err != nil {
+		return err
+	}
+	if err := rt.Signal(id, syscall.SIGKILL); errors.Is(err, oci.ErrNotFound) {
+		return nil
+	}
+	return s.awaitExit(ctx, rt, id, gone, killPatience)
 }
 
 // teardownNetwork takes the host ports back and runs CNI DEL once, and remembers

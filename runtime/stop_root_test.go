@@ -2,8 +2,11 @@ package runtime
 
 import (
 	"context"
+	"errors"
 	"os"
+	"path/filepath"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -201,4 +204,33 @@ func (n *node) processes(id string) string {
 		out += string(b)
 	}
 	return out
+}
+
+// A stop of a pod that failed behind the end of its pause goes on where it failed:
+// nothing waits for an end that was forgotten.
+func TestStopGoesOnBehindTheEndOfPause(t *testing.T) {
+	n := newNode(t)
+	config := n.hostPod("web")
+	config.Config.Linux.SecurityContext.NamespaceOptions.Pid = cri.NamespaceMode_POD
+	pod := n.runPod(config)
+	held := filepath.Join(n.bundleDir(pod), "held")
+	if err := os.Mkdir(held, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := syscall.Mount("tmpfs", held, "tmpfs", 0, ""); err != nil {
+		t.Fatal(err)
+	}
+	stop := func() error {
+		_, err := n.StopPodSandbox(t.Context(), &cri.StopPodSandboxRequest{PodSandboxId: pod})
+		return err
+	}
+	if err := stop(); !errors.Is(err, syscall.EBUSY) {
+		t.Errorf("a stop that cannot remove the bundle: %v", err)
+	}
+	if err := syscall.Unmount(held, 0); err != nil {
+		t.Fatal(err)
+	}
+	if err := stop(); err != nil {
+		t.Errorf("the stop again: %v", err)
+	}
 }

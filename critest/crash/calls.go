@@ -236,12 +236,14 @@ var (
 	anyNumber     = regexp.MustCompile(`[0-9]+`)
 	leash         = regexp.MustCompile(`berth-plugins-[0-9a-f]+(/(ADD|DEL|CHECK|GC)\.[^/]+)?`)
 	trash         = regexp.MustCompile(`(/trash/)[^/]+`)
+	execFile      = regexp.MustCompile(`/(\.?exec-)[^/]+`)
 	temporary     = regexp.MustCompile(`(-|\.)[A-Za-z0-9]*[0-9]{5,}[A-Za-z0-9]*`)
 )
 
 // plain is a path without what is random in it.
 func plain(path string) string {
 	path = nodeDirectory.ReplaceAllString(path, "")
+	path = execFile.ReplaceAllString(path, "/${1}X")
 	path = leash.ReplaceAllString(path, "berth-plugins-X/${2}")
 	path = temporary.ReplaceAllString(trash.ReplaceAllString(path, "${1}X"), "${1}N")
 	return anyNumber.ReplaceAllString(longID.ReplaceAllString(path, "ID"), "N")

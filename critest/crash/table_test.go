@@ -144,6 +144,7 @@ func TestPathsAreTheSameInEachLife(t *testing.T) {
 		"/tmp/berth-123/root/containers/" + id + "/container.json.tmp":    "root/containers/ID/container.json.tmp",
 		"/tmp/berth-9/root/trash/" + id + "/work":                         "root/trash/X/work",
 		"/tmp/berth-9/root/images/trash/dn8ooctaizei":                     "root/images/trash/X",
+		"/tmp/berth-9/state/containers/" + id + "/exec-18ece02ca5d-2.pid": "state/containers/ID/exec-X",
 		"/tmp/berth-9/root/images/.new-2837465519":                        "root/images/.new-N",
 		"/sys/fs/cgroup/freezer/berth/" + id + "/" + id + "/cgroup.kill":  "/sys/fs/cgroup/freezer/berth/ID/ID/cgroup.kill",
 		"/sys/fs/cgroup/unified/berth-plugins-9e1ad8a0e0e1/ADD.7.ARAMP4T": "/sys/fs/cgroup/unified/berth-plugins-X/ADD",

@@ -32,6 +32,11 @@ func KillCgroup(ctx context.Context, dir string) error {
 	var hung stuck
 	for wait := time.Millisecond; ; wait = min(2*wait, 50*time.Millisecond) {
 		pids, err := living(dir)
+		if err == nil && len(pids) == 0 {
+			// A daemon that was killed in the middle of killOnce has left it frozen, and
+			// OCI runtimes delete no container that seems to be paused.
+			freeze(dir, "THAWED", "0")
+		}
 		if err != nil || len(pids) == 0 {
 			return err
 		}

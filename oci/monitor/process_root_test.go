@@ -193,6 +193,23 @@ func TestKillCgroupOfTheFrozen(t *testing.T) {
 	}
 }
 
+// Whoever was killed while it killed may have left a frozen cgroup without processes.
+func TestKillCgroupThawsWhatIsEmpty(t *testing.T) {
+	leakcheck.Start(t)
+	dir := testCgroup(t)
+	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	defer cancel()
+	if err := FreezeCgroup(ctx, dir); err != nil {
+		t.Fatal(err)
+	}
+	if err := KillCgroup(ctx, dir); err != nil {
+		t.Error(err)
+	}
+	if frozen(dir) {
+		t.Error("it is still frozen")
+	}
+}
+
 // A container has frozen a part of itself, such as a container of its own, and
 // nobody is left who would let it go.
 func TestKillCgroupWithAFrozenPart(t *testing.T) {

@@ -138,7 +138,7 @@ func (r *Runtime) createError(c monitor.Create, err error) error {
 		return err
 	}
 	if !refused.Command {
-		return err
+		return fmt.Errorf("%s: %w", filepath.Base(r.binary), err)
 	}
 	text := readLog(logPath(c.Bundle))
 	if text == "" {
