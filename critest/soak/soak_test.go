@@ -79,7 +79,7 @@ func TestLivesFollowFromTheSeed(t *testing.T) {
 		}
 		return text
 	}
-	if plan(1) != plan(1) || plan(1) == plan(2) {
+	if first, again := plan(1), plan(1); first != again || first == plan(2) {
 		t.Error("the lives do not follow from the seed")
 	}
 }
