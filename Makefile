@@ -176,7 +176,7 @@ root: build $(TESTLOG)
 cases: ## tests over the socket: public bug cases and bad input (needs root)
 cases: build parts $(TESTLOG)
 	@cd critest
-	go test -p 1 -count=1 -json -timeout 15m ./cases ./demo | $(TESTLOG) -names
+	go test -p 1 -count=1 -json -timeout 45m ./cases ./demo | $(TESTLOG) -names
 
 critest: ## the CRI conformance suite, a table per group (needs root)
 critest: build parts

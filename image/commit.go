@@ -159,24 +159,11 @@ func (r *run) record(numbers []int) error {
 	s := r.store
 	s.change.Lock()
 	defer s.change.Unlock()
-	before, known := s.images[r.id], s.images[r.id] != nil
-	if !known {
-		before = s.lostImage(r.id, r.job.tags)
+	known := s.images[r.id] != nil
+	before, img, err := r.recorded(numbers)
+	if err != nil {
+		return err
 	}
-	img := before.clone()
-	switch {
-	case known:
-	case img != nil:
-		img.Layers = numbers
-	case r.job.again:
-		return errGone
-	default:
-		img = &saved{Layers: numbers}
-		if a := r.blobs.artifact; a != nil {
-			img.Artifact, img.Config = a.kind, r.blobs.config.Digest
-		}
-	}
-	img.Removed, img.Pinned = false, img.Pinned || r.job.pin
 	mended := known && s.layers.anyDamaged(img.Layers) && !s.layers.anyDamaged(numbers)
 	var old []int
 	if mended {
@@ -187,14 +174,7 @@ func (r *run) record(numbers []int) error {
 		s.dropBlobs()
 		return err
 	}
-	for _, tag := range r.job.tags {
-		img.Tags = appendNew(img.Tags, tag)
-	}
-	if r.job.repository.named != nil {
-		for _, doc := range []document{r.docs[0], r.leaf()} {
-			img.Digests = appendNew(img.Digests, r.job.repository.withDigest(doc.digest))
-		}
-	}
+	r.name(img)
 	if !r.job.again {
 		r.job.setOrigin(img, before)
 	}
@@ -225,6 +205,44 @@ func (r *run) record(numbers []int) error {
 	s.layers.unuse(old)
 	s.found(r.id)
 	return nil
+}
+
+// recorded is the image as its records have it, nil when they have none, and a copy
+// to be changed; a new one, and one that was lost, has the new layers. Called with
+// change held.
+func (r *run) recorded(numbers []int) (before, img *saved, err error) {
+	s := r.store
+	known := s.images[r.id] != nil
+	if before = s.images[r.id]; !known {
+		before = s.lostImage(r.id, r.job.tags)
+	}
+	img = before.clone()
+	switch {
+	case known:
+	case img != nil:
+		img.Layers = numbers
+	case r.job.again:
+		return nil, nil, errGone
+	default:
+		img = &saved{Layers: numbers}
+		if a := r.blobs.artifact; a != nil {
+			img.Artifact, img.Config = a.kind, r.blobs.config.Digest
+		}
+	}
+	img.Removed, img.Pinned = false, img.Pinned || r.job.pin
+	return before, img, nil
+}
+
+// name gives the image the names that it was asked for by.
+func (r *run) name(img *saved) {
+	for _, tag := range r.job.tags {
+		img.Tags = appendNew(img.Tags, tag)
+	}
+	if r.job.repository.named != nil {
+		for _, doc := range []document{r.docs[0], r.leaf()} {
+			img.Digests = appendNew(img.Digests, r.job.repository.withDigest(doc.digest))
+		}
+	}
 }
 
 // setAside keeps an image's layers for the containers that are mounted on them
