@@ -16,13 +16,19 @@ import (
 
 // Restore brings the records of an earlier daemon in line with the kernel:
 // running containers are adopted, those that ended meanwhile get their exits, and
-// pods that a reboot ended are not ready. It asks nothing that can hang, and must
-// return before the service is served: lists are true from then on. What was half
+// pods that a reboot ended are not ready. It asks nothing that can hang for long, and
+// must return before the service answers (see Starting): lists are true from then on. What was half
 // made is removed and what no record names swept behind it (see tidy). Trouble
 // with one object is logged, counted and shown by Status; it keeps nothing else
 // from going on. ctx ends the watch it starts.
 func (s *Service) Restore(ctx context.Context) error {
+	s.behind(s.watchStuck)
+	return s.operations.Track(ctx, operation.Request{Verb: "Restore", Object: "all"}, s.restore)
+}
+
+func (s *Service) restore(ctx context.Context, op *operation.Operation) error {
 	began := time.Now()
+	op.Step("look at records and images")
 	s.noteRecords()
 	for _, c := range s.Records.Containers.List() {
 		s.holdImages(c)
@@ -31,17 +37,20 @@ func (s *Service) Restore(ctx context.Context) error {
 		s.Log.WithError(err).Warn("sweep images that were removed while a container held them")
 	}
 	s.reserveLabels()
+	op.Step("adopt containers")
 	s.adopt(ctx)
 	s.thaw()
 	s.dropHalfRestored(ctx)
+	op.Step("settle what a reboot ended")
 	s.settleBoot()
 	s.settleNamespaces()
+	op.Step("restore host ports")
 	s.restorePorts()
+	op.Step("ask the OCI runtimes what they can do")
 	s.readFeatures(ctx)
 	s.behindRestore(ctx)
 	s.behind(s.readCheckpoints)
 	s.behind(s.watchPulls)
-	s.behind(s.watchStuck)
 	s.behind(s.preload)
 	s.events.serve(time.Now())
 	go s.watchExits(ctx)

@@ -17,6 +17,7 @@ import (
 	"google.golang.org/grpc/status"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"berth/runtime/admin"
 	"berth/runtime/exporter"
 	"berth/runtime/operation"
 )
@@ -86,6 +87,9 @@ func (s *Service) Server() *grpc.Server {
 func (s *Service) intercept(ctx context.Context, req any, info *grpc.UnaryServerInfo, next grpc.UnaryHandler) (reply any, err error) {
 	began := time.Now()
 	defer func() { err = s.ended(call{info.FullMethod, began, req, false}, recover(), err) }()
+	if s.starting.Load() && filepath.Base(info.FullMethod) != string(admin.Why) {
+		return nil, s.notYet()
+	}
 	operation.Reached(info.FullMethod, "request")
 	defer operation.Reached(info.FullMethod, "reply")
 	r, ok := s.slowCall(filepath.Base(info.FullMethod), req)
@@ -97,6 +101,23 @@ func (s *Service) intercept(ctx context.Context, req any, info *grpc.UnaryServer
 		return err
 	})
 	return reply, err
+}
+
+// errStarting: lists are not true yet.
+var errStarting = errors.New("the daemon is starting")
+
+// Starting has the service answer nothing but Why, with Unavailable, until Started:
+// it may be served before Restore then.
+func (s *Service) Starting() { s.starting.Store(true) }
+
+// Started ends Starting.
+func (s *Service) Started() { s.starting.Store(false) }
+
+func (s *Service) notYet() error {
+	for _, o := range s.operations.Running() {
+		return fmt.Errorf("%w: %s at step %s", errStarting, o.Verb, o.Where())
+	}
+	return errStarting
 }
 
 // slowCall describes a call that may take long for those who ask why; the others
@@ -138,6 +159,9 @@ func (s *Service) nameOf(id string) string {
 func (s *Service) interceptStream(srv any, stream grpc.ServerStream, info *grpc.StreamServerInfo, next grpc.StreamHandler) (err error) {
 	began := time.Now()
 	defer func() { err = s.ended(call{info.FullMethod, began, nil, true}, recover(), err) }()
+	if s.starting.Load() {
+		return s.notYet()
+	}
 	return next(srv, stream)
 }
 

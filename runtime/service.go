@@ -77,6 +77,7 @@ type Service struct {
 
 	reconfigured atomic.Pointer[config.Config] // nil: Parts.Config is in force
 
+	starting   atomic.Bool // calls are refused, but for Why
 	bootID     string
 	beginning  beginning
 	operations *operation.Group

@@ -89,6 +89,7 @@ var codeOf = []struct {
 	{hostport.ErrUnavailable, codes.FailedPrecondition},
 	{oci.ErrMonitorUnavailable, codes.Unavailable},
 	{errClosing, codes.Unavailable},
+	{errStarting, codes.Unavailable},
 	{rootfs.ErrTooManyLayers, codes.InvalidArgument},
 }
 

@@ -216,6 +216,15 @@ func logError(log *logrus.Entry, err error) {
 
 // run restores what an earlier daemon left and serves until ctx ends.
 func (d *assembled) run(ctx context.Context, cfg config.Config, log *logrus.Entry) error {
+	l, err := runtime.Listen(cfg.Socket)
+	if err != nil {
+		return err
+	}
+	g := d.service.Server()
+	defer g.Stop()
+	d.service.Starting() // until lists are true; but whoever asks why it takes long is told
+	ended := make(chan error, 1)
+	go func() { ended <- g.Serve(l) }()
 	if err := d.service.Restore(ctx); err != nil {
 		return err
 	}
@@ -225,13 +234,7 @@ func (d *assembled) run(ctx context.Context, cfg config.Config, log *logrus.Entr
 	if err := d.serveMetrics(cfg.Metrics.Address, log); err != nil {
 		return err
 	}
-	l, err := runtime.Listen(cfg.Socket)
-	if err != nil {
-		return err
-	}
-	g := d.service.Server()
-	ended := make(chan error, 1)
-	go func() { ended <- g.Serve(l) }()
+	d.service.Started()
 	log.WithFields(logrus.Fields{"socket": cfg.Socket, "version": version}).Info("serving CRI")
 	if err := d.systemd.tell("READY=1"); err != nil {
 		log.WithError(err).Warn("tell systemd that berth is ready")

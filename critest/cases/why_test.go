@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"google.golang.org/grpc/codes"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"berth/critest/node"
@@ -58,5 +59,40 @@ func TestWhyAPodHangs(t *testing.T) {
 	}
 	if out, code := e.berth("why", "--socket", e.Socket, "nobody"); code == 0 || !strings.Contains(out, "nobody") {
 		t.Errorf("why of nothing: code %d, %q", code, out)
+	}
+}
+
+// A daemon whose start takes long answers nothing but why, and never a half-truth.
+func TestWhyWhileTheDaemonStarts(t *testing.T) {
+	dir := t.TempDir()
+	deps, err := node.Deps()
+	if err != nil {
+		t.Fatal(err)
+	}
+	hang, binary := filepath.Join(dir, "hang"), filepath.Join(dir, "runc")
+	put(t, binary, "#!/bin/sh\nwhile [ \"$3\" = features ] && [ -e "+hang+" ]; do sleep 0.1; done\nexec "+deps+"/bin/runc \"$@\"\n", 0o755)
+	e := start(t, node.Options{Settings: map[string]string{"runtime.handlers.runc": "[runtime.handlers.slow]\npath = \"" + binary + "\""}})
+	pod := e.run(e.sandbox())
+	if err := e.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	put(t, hang, "", 0o644)
+	launched := make(chan error, 1)
+	go func() { launched <- e.Launch(e.ctx) }()
+	e.eventually("berth why tells of the start", func() bool {
+		out, code := e.berth("why", "--socket", e.Socket)
+		return code == 0 && strings.Contains(out, "Restore") && strings.Contains(out, "ask the OCI runtimes")
+	})
+	_, err = e.rt.ListPodSandbox(e.ctx, &cri.ListPodSandboxRequest{})
+	e.refused("a list meanwhile", err, codes.Unavailable, "the daemon is starting", "Restore at step ask the OCI runtimes")
+	if err := os.Remove(hang); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-launched; err != nil {
+		t.Fatal(err)
+	}
+	list, err := e.rt.ListPodSandbox(e.ctx, &cri.ListPodSandboxRequest{})
+	if err != nil || len(list.GetItems()) != 1 || list.GetItems()[0].GetId() != pod {
+		t.Errorf("the list, once it has started: %v, %v", list, err)
 	}
 }
