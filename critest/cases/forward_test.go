@@ -218,6 +218,45 @@ func TestPortForward(t *testing.T) {
 	}
 }
 
+// A program of the pod that cuts a connection off ends that one alone
+// (kubernetes#74551, containerd#9875).
+func TestPortForwardOutlivesAReset(t *testing.T) {
+	e := start(t, node.Options{})
+	pod := e.run(e.sandbox())
+	l := e.listenIn(pod, "127.0.0.1:0")
+	go serve(l, func(c *net.TCPConn) {
+		b := make([]byte, 5)
+		_, _ = io.ReadFull(c, b)
+		if string(b) == "berth" {
+			rest, _ := io.ReadAll(c)
+			all := append(b, rest...)
+			fmt.Fprintf(c, "%d %x\n", len(all), sha256.Sum256(all))
+			_, _ = c.Write(all)
+			return
+		}
+		_ = c.SetLinger(0) // what follows is a reset
+	})
+	for _, transport := range transports {
+		local, ended := e.forward(transport, pod, l.Addr().(*net.TCPAddr).Port)
+		for range 10 {
+			c, err := net.Dial("tcp", fmt.Sprintf("127.0.0.1:%d", local))
+			if err != nil {
+				t.Fatalf("%s: after a reset: %v", transport, err)
+			}
+			_ = c.SetDeadline(time.Now().Add(time.Minute))
+			_, _ = io.WriteString(c, "reset")
+			if n, err := io.Copy(io.Discard, c); n != 0 || err != nil && !strings.Contains(err.Error(), "reset") {
+				t.Errorf("%s: a connection that is reset gave %d bytes, %v", transport, n, err)
+			}
+			_ = c.Close()
+		}
+		e.ask(local, 1<<20)
+		if len(ended) > 0 {
+			t.Errorf("%s: the session has ended: %v", transport, <-ended)
+		}
+	}
+}
+
 // The pod stops: so does what is forwarded to it, and nothing keeps its network.
 func TestPortForwardEndsWithItsPod(t *testing.T) {
 	e := start(t, node.Options{})

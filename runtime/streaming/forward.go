@@ -11,6 +11,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"syscall"
 	"time"
 
 	"github.com/gorilla/websocket"
@@ -203,7 +204,7 @@ func (f *forwarding) connect(port uint16, data io.ReadWriteCloser, report io.Wri
 			_, _ = io.Copy(io.Discard, data)
 		}
 	})
-	if _, err = io.Copy(data, c); err != nil && ctx.Err() == nil && !errors.Is(err, net.ErrClosed) {
+	if _, err = io.Copy(data, c); err != nil && ctx.Err() == nil && !ordinary(err) {
 		_, _ = fmt.Fprintf(report, "forward port %d: %v", port, err)
 	}
 	// Both at once: common clients hang up when they see the second.
@@ -216,6 +217,12 @@ func (f *forwarding) connect(port uint16, data io.ReadWriteCloser, report io.Wri
 	case <-linger.C:
 	case <-ctx.Done():
 	}
+}
+
+// ordinary are ends of a connection that are no failure of the forwarding: common
+// clients give up the whole session when they are told of one.
+func ordinary(err error) bool {
+	return errors.Is(err, net.ErrClosed) || errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE)
 }
 
 // overChannels serves each port once over its pair of channels, whose first
