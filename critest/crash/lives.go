@@ -128,8 +128,10 @@ func imageLife(l *life) {
 	}
 	export := l.operator("export", thing, archive)
 	export.again = func(ctx context.Context) error {
-		if err := os.Remove(archive); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return err
+		for _, file := range []string{archive, archive + ".partial"} { // of which the error tells the operator
+			if err := os.Remove(file); err != nil && !errors.Is(err, fs.ErrNotExist) {
+				return err
+			}
 		}
 		return export.send(ctx)
 	}
