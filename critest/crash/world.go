@@ -294,6 +294,7 @@ func (w *world) clear(ctx context.Context) {
 	}
 	_ = w.RemoveAll(limited)
 	_ = os.Remove(filepath.Join(w.dir, "thing.tar"))
+	_ = os.Remove(filepath.Join(w.dir, "thing.tar.partial"))
 	_, _ = w.Images().RemoveImage(limited, &cri.RemoveImageRequest{Image: &cri.ImageSpec{Image: thing}})
 	_ = w.watcher.took()
 }
