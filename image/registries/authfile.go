@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"os/exec"
 	"strings"
 	"syscall"
@@ -173,6 +174,23 @@ func (f *authFile) find(host, name string) (string, bool) {
 // helperTime bounds a credential helper: a pull waits for it.
 const helperTime = 30 * time.Second
 
+// helperAnswer is what a helper says, which ends when it is too much for a login.
+type helperAnswer struct {
+	kept    []byte
+	tooLong bool
+}
+
+// maxHelperAnswer bounds it, in bytes.
+const maxHelperAnswer = 1 << 20
+
+func (a *helperAnswer) Write(p []byte) (int, error) {
+	if a.tooLong = len(a.kept)+len(p) > maxHelperAnswer; a.tooLong {
+		return 0, io.ErrShortWrite
+	}
+	a.kept = append(a.kept, p...)
+	return len(p), nil
+}
+
 // runHelper asks docker-credential-<helper>, found in PATH, for a login.
 func (c Config) runHelper(ctx context.Context, helper, server string) (Login, error) {
 	program := "docker-credential-" + helper
@@ -183,7 +201,13 @@ func (c Config) runHelper(ctx context.Context, helper, server string) (Login, er
 	cmd.WaitDelay = time.Second
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // what it starts ends with it
 	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
-	out, err := cmd.Output()
+	var said helperAnswer
+	cmd.Stdout = &said
+	err := cmd.Run()
+	out := said.kept
+	if said.tooLong {
+		err = fmt.Errorf("the answer has more than %d bytes", maxHelperAnswer)
+	}
 	if err != nil && ctx.Err() == nil && strings.Contains(string(out), "credentials not found in native keychain") {
 		return Login{}, nil // the protocol's words for "none"
 	}

@@ -90,10 +90,11 @@ func TestCredentialHelpers(t *testing.T) {
 	script(t, "none", `echo "credentials not found in native keychain"; exit 1`)
 	script(t, "broken", `echo SECRET; exit 1`)
 	script(t, "odd", `echo SECRET`)
+	script(t, "endless", `exec yes SECRET`)
 	c := config(t, "")
 	c.AuthFile = filepath.Join(t.TempDir(), "auth.json")
 	write(t, c.AuthFile, `{"auths":{"b.test":{"auth":"`+encoded("file:1")+`"},"s.test":{}},
-		"credHelpers":{"a.test":"one","i.test":"id","n.test":"none","x.test":"broken","o.test":"odd","m.test":"missing"},"credsStore":"one"}`)
+		"credHelpers":{"a.test":"one","i.test":"id","n.test":"none","x.test":"broken","o.test":"odd","m.test":"missing","e.test":"endless"},"credsStore":"one"}`)
 	for host, want := range map[string]Login{
 		"a.test": {Username: "one", Password: "for a.test"}, "i.test": {IdentityToken: "tok"}, "n.test": {},
 		"b.test": {Username: "file", Password: "1"}, "s.test": {Username: "one", Password: "for s.test"},
@@ -103,7 +104,7 @@ func TestCredentialHelpers(t *testing.T) {
 			t.Errorf("%s: %+v %v, want %+v", host, got, err, want)
 		}
 	}
-	for host, says := range map[string]string{"x.test": "docker-credential-broken", "o.test": "not JSON", "m.test": "docker-credential-missing"} {
+	for host, says := range map[string]string{"x.test": "docker-credential-broken", "o.test": "not JSON", "m.test": "docker-credential-missing", "e.test": "more than 1048576 bytes"} {
 		err := fetched(t, c, host+"/x:1", nil)
 		if !errors.Is(err, ErrConfig) || !strings.Contains(err.Error(), says) || strings.Contains(err.Error(), "SECRET") {
 			t.Errorf("%s: %v", host, err)

@@ -1,7 +1,6 @@
 package runc
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -29,11 +28,13 @@ func (r *Runtime) CanCheckpoint(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("%w: criu is not installed", oci.ErrNoCheckpoint)
 	}
-	out, err := exec.CommandContext(ctx, path, "check").CombinedOutput()
-	if err == nil {
+	var out tail
+	cmd := exec.CommandContext(ctx, path, "check")
+	cmd.Stdout, cmd.Stderr = &out, &out
+	if err = cmd.Run(); err == nil {
 		return nil
 	}
-	said := strings.Split(strings.TrimSpace(string(out)), "\n")
+	said := strings.Split(strings.TrimSpace(out.String()), "\n")
 	return fmt.Errorf("%w: criu check: %w: %s", oci.ErrNoCheckpoint, err, bounded(said[0]))
 }
 
@@ -87,7 +88,7 @@ func (r *Runtime) Checkpoint(ctx context.Context, id string, c oci.Checkpoint) e
 	}
 	cmd := exec.CommandContext(ctx, r.binary, "--root", r.root, "checkpoint", "--image-path", c.Images, "--work-path", c.Work,
 		"--leave-running", "--tcp-established", "--file-locks", id)
-	var stderr bytes.Buffer
+	var stderr tail
 	cmd.Stderr = &stderr
 	// criu must not outlive its deadline: it holds the processes by ptrace.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}

@@ -34,7 +34,7 @@ func (r *Runtime) run(ctx context.Context, stdin io.Reader, args ...string) ([]b
 	cmd.WaitDelay = time.Second
 	err := cmd.Run()
 	if err == nil || errors.Is(err, exec.ErrWaitDelay) {
-		return stdout.Bytes(), nil
+		return stdout.kept, nil
 	}
 	e := &oci.ExecError{Args: cmd.Args, ExitCode: -1, Stderr: bounded(plainLog(stderr.String()))}
 	var exit *exec.ExitError
@@ -110,15 +110,21 @@ func missingProgram(stderr string) bool {
 	return false
 }
 
-// tail keeps the first MiB of what is written to it.
-type tail struct{ bytes.Buffer }
+// tail keeps the last MiB of what is written to it, and at most one more. It embeds
+// no buffer: exec would read into that past Write, without an end.
+type tail struct{ kept []byte }
 
 const tailLimit = 1 << 20
 
 func (t *tail) Write(p []byte) (int, error) {
-	t.Buffer.Write(p[:min(len(p), max(0, tailLimit-t.Len()))])
+	t.kept = append(t.kept, p[max(0, len(p)-tailLimit):]...)
+	if n := len(t.kept); n > 2*tailLimit {
+		t.kept = append(t.kept[:0], t.kept[n-tailLimit:]...)
+	}
 	return len(p), nil
 }
+
+func (t *tail) String() string { return string(t.kept) }
 
 // bounded cuts a complaint to stderrLimit, at its end, where the cause is.
 func bounded(s string) string {

@@ -2,6 +2,7 @@ package runc
 
 import (
 	"errors"
+	"io"
 	"os/exec"
 	"strings"
 	"testing"
@@ -42,6 +43,22 @@ func TestComplaintsAreBounded(t *testing.T) {
 		if len(got) > stderrLimit || !utf8.ValidString(got) || !strings.HasSuffix(s, strings.TrimPrefix(got, "…")) {
 			t.Errorf("%d bytes became %d: %.20q", len(s), len(got), got)
 		}
+	}
+}
+
+// TestOutputIsBounded copies as exec does.
+func TestOutputIsBounded(t *testing.T) {
+	var kept tail
+	said := io.MultiReader(strings.NewReader("the beginning"), strings.NewReader(strings.Repeat("x", 20*tailLimit)), strings.NewReader("the cause"))
+	if _, err := io.Copy(&kept, said); err != nil {
+		t.Fatal(err)
+	}
+	if n := len(kept.kept); n < tailLimit || n > 2*tailLimit || !strings.HasSuffix(kept.String(), "the cause") {
+		t.Errorf("%d bytes are kept, ending in %q", n, kept.kept[max(0, n-20):])
+	}
+	kept = tail{}
+	if _, err := io.Copy(&kept, strings.NewReader("short")); err != nil || kept.String() != "short" {
+		t.Errorf("%q, %v", kept.String(), err)
 	}
 }
 
