@@ -93,9 +93,10 @@ func decode(dir string, v any) error {
 
 // RemoveBundle removes a bundle directory and its files. Idempotent. The rootfs
 // must be unmounted: a directory that is not empty below it is an error, and
-// nothing of a mounted filesystem is ever removed.
+// nothing of a mounted filesystem is ever removed. What stands in its place and is no
+// directory is removed itself; nothing behind a link is touched.
 func RemoveBundle(dir string) error {
-	entries, err := os.ReadDir(dir)
+	entries, err := ownEntries(dir)
 	if errors.Is(err, os.ErrNotExist) {
 		return nil
 	}
@@ -117,4 +118,12 @@ func RemoveBundle(dir string) error {
 		return fmt.Errorf("remove bundle: %w", err)
 	}
 	return nil
+}
+
+// ownEntries is os.ReadDir that follows no link: what is no directory has none.
+func ownEntries(dir string) ([]os.DirEntry, error) {
+	if info, err := os.Lstat(dir); err != nil || !info.IsDir() {
+		return nil, err
+	}
+	return os.ReadDir(dir)
 }

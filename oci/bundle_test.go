@@ -103,3 +103,27 @@ func TestExecErrorSaysTheCause(t *testing.T) {
 		t.Error("the sentinel is lost")
 	}
 }
+
+// TestRemoveBundleFollowsNoLink finds something else in a bundle's place.
+func TestRemoveBundleFollowsNoLink(t *testing.T) {
+	node := t.TempDir()
+	theirs := filepath.Join(node, "theirs.json")
+	dir := filepath.Join(t.TempDir(), "bundle")
+	for name, put := range map[string]func() error{
+		"link": func() error { return os.Symlink(node, dir) },
+		"file": func() error { return os.WriteFile(dir, nil, 0o600) },
+	} {
+		if err := errors.Join(os.WriteFile(theirs, nil, 0o600), put()); err != nil {
+			t.Fatal(err)
+		}
+		if err := RemoveBundle(dir); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+		if _, err := os.Lstat(dir); !errors.Is(err, os.ErrNotExist) {
+			t.Errorf("%s: it is left: %v", name, err)
+		}
+		if _, err := os.Stat(theirs); err != nil {
+			t.Errorf("%s: a file of the node's: %v", name, err)
+		}
+	}
+}

@@ -196,6 +196,38 @@ func TestRestartSweepsWithoutDirectories(t *testing.T) {
 	}
 }
 
+// Links in the places of a pod's and a container's directories go; what they lead to
+// stays.
+func TestRestartSweepsLinksThemselves(t *testing.T) {
+	n := newNode(t)
+	before := n.left()
+	node := n.dir + "/node"
+	must(t, os.MkdirAll(node, 0o700))
+	theirs := []string{node + "/a", node + "/config.json", node + "/net", node + "/shm"}
+	for _, name := range theirs {
+		must(t, os.WriteFile(name, nil, 0o600))
+	}
+	id := strings.Repeat("8", 64)
+	links := []string{n.bundleDir(id), n.namespaceDir(id), filepath.Dir(n.shmPath(id))}
+	n.restart(func() {
+		for _, link := range links {
+			must(t, os.MkdirAll(filepath.Dir(link), 0o700))
+			must(t, os.Symlink(node, link))
+		}
+	})
+	n.same(before, "the restart")
+	for _, name := range theirs {
+		if _, err := os.Stat(name); err != nil {
+			t.Errorf("a file of the node's: %v", err)
+		}
+	}
+	for _, link := range links {
+		if _, err := os.Lstat(link); !errors.Is(err, os.ErrNotExist) {
+			t.Errorf("%s is left: %v", link, err)
+		}
+	}
+}
+
 // A plugin that hangs in the giving back of what an earlier boot left keeps
 // nobody waiting.
 func TestARebootWithAHangingPlugin(t *testing.T) {

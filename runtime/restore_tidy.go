@@ -263,6 +263,9 @@ func (s *Service) sweepObject(ctx context.Context, id string) error {
 		}
 	}
 	bundle, shm := s.bundleDir(id), s.shmPath(id)
+	if err := unlink(bundle, s.namespaceDir(id), filepath.Dir(shm)); err != nil {
+		return err
+	}
 	if err := rootfs.Unmount(s.rootfsDir(id)); err != nil {
 		return err
 	}
@@ -285,6 +288,20 @@ func (s *Service) sweepObject(ctx context.Context, id string) error {
 		return err
 	}
 	return s.removePodCgroup(ctx, defaultCgroup+"/"+id)
+}
+
+// unlink removes what stands in the place of directories that are about to be deleted
+// and is none: a link would lead the deletion elsewhere.
+func unlink(dirs ...string) error {
+	for _, dir := range dirs {
+		if info, err := os.Lstat(dir); err != nil || info.IsDir() {
+			continue
+		}
+		if err := os.Remove(dir); err != nil {
+			return fmt.Errorf("remove what is in the place of a directory: %w", err)
+		}
+	}
+	return nil
 }
 
 // unmountBelow unmounts all that is mounted below directories that are about to be

@@ -136,8 +136,15 @@ func ApplyLinkSysctls(s Spec) error {
 
 // Release unmounts and removes the files in dir and dir itself. It is
 // idempotent, also on a dir that was half made, was emptied, or never existed.
-// It does not wait for the kernel to take the namespaces apart.
+// It does not wait for the kernel to take the namespaces apart. What stands in the
+// place of dir and is no directory is removed itself; no link is followed.
 func Release(dir string) error {
+	if info, err := os.Lstat(dir); err == nil && !info.IsDir() {
+		if err := os.Remove(dir); err != nil {
+			return fmt.Errorf("release namespaces: %w", err)
+		}
+		return nil
+	}
 	for _, k := range kinds {
 		if err := unmountAll(Path(dir, k.name)); err != nil {
 			return fmt.Errorf("release namespaces: %w", err)
