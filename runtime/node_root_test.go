@@ -253,7 +253,7 @@ func (n *node) open() {
 	made := make(chan struct{})
 	n.client, err = monitor.Open(ctx, monitor.Options{Socket: n.cfg.State + "/monitor.sock", Binary: n.binary,
 		OnExit:    func(e monitor.Exit) { <-made; n.Exited(runc.Exit(e)) },
-		OnTrouble: func(err error) { log.WithError(err).Warn("monitor") }})
+		OnTrouble: func(err error) { log.WithError(err).Warn("monitor") }, Await: operation.Await})
 	must(n.t, err)
 	rt, err := runc.New(runc.Options{Binary: n.dir + "/bin/runc", Root: n.cfg.State + "/runc/runc", Monitor: n.client})
 	must(n.t, err)

@@ -256,10 +256,34 @@ func (s *Service) waitsOf(o *operation.Operation) []admin.WhyWait {
 		living = nil
 	}
 	parents := []int{os.Getpid()}
-	if s.MonitorPID != nil && s.MonitorPID() > 1 {
-		parents = append(parents, s.MonitorPID())
+	pid := 0
+	if s.MonitorPID != nil {
+		pid = s.MonitorPID()
 	}
-	return append(list, waitsFor(parents, ids, living)...)
+	if pid > 1 {
+		parents = append(parents, pid)
+	}
+	found := waitsFor(parents, ids, living)
+	return append(withMonitor(list, pid, len(found) > len(living), len(living) > 0), found...)
+}
+
+// withMonitor leaves out a request to the monitor that it is at work on, for what it
+// runs says more, and names a stopped monitor where an end is waited for: nobody else
+// tells of one.
+func withMonitor(list []admin.WhyWait, pid int, atWork, ending bool) []admin.WhyWait {
+	at, ok := monitor.Look(pid)
+	if !ok || pid <= 1 {
+		return list
+	}
+	asked := func(w admin.WhyWait) bool { return w.PID == pid }
+	stopped := strings.EqualFold(at.State, "T")
+	switch {
+	case !stopped && atWork:
+		return slices.DeleteFunc(list, asked)
+	case stopped && ending && !slices.ContainsFunc(list, asked):
+		return append(list, admin.WhyWait{What: "berth-monitor", PID: pid, State: at.State, Channel: at.Channel})
+	}
+	return list
 }
 
 // watchStuck logs once of each operation that takes long, until Close.

@@ -3,9 +3,11 @@ package runtime
 import (
 	"context"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
@@ -28,6 +30,42 @@ func (n *node) waiting(verb, what string) (op admin.WhyOperation, p admin.WhyWai
 		return false
 	})
 	return op, p
+}
+
+// A monitor that is stopped is named, to those who ask and those who wait for it.
+func TestWhyTellsOfAStoppedMonitor(t *testing.T) {
+	n := newNode(t)
+	pod := n.runPod(n.hostPod("web"))
+	id := n.runContainer(pod, "c", forever)
+	pid := n.MonitorPID()
+	must(t, unix.Kill(pid, unix.SIGSTOP))
+	resume := sync.OnceFunc(func() { must(t, unix.Kill(pid, unix.SIGCONT)) })
+	defer resume()
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+	defer cancel()
+	request := n.container(pod, "other", forever)
+	failed := make(chan error, 2)
+	go func() {
+		_, err := n.CreateContainer(ctx, request)
+		failed <- err
+	}()
+	go func() {
+		_, err := n.StopContainer(ctx, &cri.StopContainerRequest{ContainerId: id})
+		failed <- err
+	}()
+	for _, verb := range []string{"CreateContainer", "StopContainer"} {
+		if _, w := n.waiting(verb, "berth-monitor"); w.PID != pid || w.State != "T" {
+			t.Errorf("%s waits for %+v", verb, w)
+		}
+	}
+	for range 2 {
+		n.refused("a request to a stopped monitor", <-failed, codes.DeadlineExceeded, "berth-monitor (pid ", "state T")
+	}
+	resume()
+	n.create(request)
+	eventually(t, "the container has ended", func() bool { return n.status(id).GetState() == cri.ContainerState_CONTAINER_EXITED })
+	n.removePod(pod)
+	n.empty("removal")
 }
 
 // Why names the plugin and the command that an operation waits for, as does the

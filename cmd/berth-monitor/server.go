@@ -105,7 +105,7 @@ func (s *server) run() {
 			continue
 		}
 		conn := monitor.NewConn(c)
-		if uid, err := conn.Peer(); err != nil || int(uid) != os.Geteuid() {
+		if uid, _, err := conn.Peer(); err != nil || int(uid) != os.Geteuid() {
 			_ = conn.Close()
 			continue
 		}

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"fmt"
@@ -47,6 +48,7 @@ func (d *assembled) handlers(ctx context.Context, cfg config.Config, log *logrus
 			}
 		},
 		OnTrouble: func(err error) { log.WithError(err).Warn("monitor") },
+		Await:     operation.Await,
 		Shelf:     d.systemd.shelf(), Shelved: d.shelved,
 	})
 	if err != nil {
@@ -173,8 +175,9 @@ func program(name string) (string, error) {
 const maxBinary = 256 << 20
 
 // pauseRootfs is the root filesystem of all pause containers: the static
-// monitor binary and empty mount points. Made anew at each start, so that it
-// follows an upgrade; running pauses keep the old file.
+// monitor binary and empty mount points. Made anew by a start after an upgrade;
+// running pauses keep the old file. A start without one writes nothing, so that a
+// full state directory does not keep the daemon from it.
 func pauseRootfs(cfg config.Config, binary string) (string, error) {
 	dir := filepath.Join(cfg.State, "pause")
 	for _, sub := range []string{"proc", "dev", "sys"} {
@@ -187,6 +190,10 @@ func pauseRootfs(cfg config.Config, binary string) (string, error) {
 		return "", fmt.Errorf("make rootfs of pause: %w", err)
 	}
 	path := filepath.Join(dir, "pause")
+	if there, err := regular.Read(path, maxBinary); err == nil && bytes.Equal(there, b) {
+		return dir, nil
+	}
+	_ = os.RemoveAll(path + ".tmp") // it may be anything
 	if err := os.WriteFile(path+".tmp", b, 0o755); err != nil {
 		return "", fmt.Errorf("make rootfs of pause: %w", err)
 	}

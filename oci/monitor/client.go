@@ -7,6 +7,7 @@ import (
 	"io"
 	"maps"
 	"net"
+	"os"
 	"slices"
 	"sync"
 	"time"
@@ -26,6 +27,9 @@ type Options struct {
 	// earlier daemon put there.
 	Shelf   Shelf
 	Shelved []Shelved
+	// Await hears that a request waits for the monitor: what for, and the monitor's
+	// pid, 0 while there is none; it is called back when that is over. May be nil.
+	Await func(ctx context.Context, what string, pid int) (done func())
 	// OnTrouble hears, in plain words, of a monitor that was lost, of what
 	// replacing it could not keep, and of output that logs cannot take. May be nil.
 	OnTrouble func(error)
@@ -287,6 +291,9 @@ func (c *Client) connect(ctx context.Context) error {
 			}
 		}
 		_ = conn.Close()
+		if errors.Is(err, os.ErrDeadlineExceeded) {
+			c.trouble(err) // that may take a minute: nobody shall wonder
+		}
 		// A monitor that is just dying accepts and says nothing.
 		if !errors.Is(err, ErrUnavailable) || ctx.Err() != nil || time.Now().After(limit) {
 			return err
@@ -337,6 +344,11 @@ func (c *Client) hello(conn *Conn) (known map[string]bool, answer *Message, err 
 	known = map[string]bool{}
 	for {
 		m, err := conn.Receive()
+		if errors.Is(err, os.ErrDeadlineExceeded) {
+			if _, pid, perr := conn.Peer(); perr == nil {
+				err = fmt.Errorf("the monitor has not answered for %v, %s: %w", sendLimit, Whereabouts(pid), err)
+			}
+		}
 		if err != nil {
 			return nil, nil, fmt.Errorf("hello: %w: %w", ErrUnavailable, err)
 		}

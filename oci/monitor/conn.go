@@ -31,21 +31,21 @@ func NewConn(c *net.UnixConn) *Conn { return &Conn{c: c} }
 // Close closes the socket and what was received and not claimed.
 func (c *Conn) Close() error { return c.c.Close() }
 
-// Peer returns the uid of the process at the other end.
-func (c *Conn) Peer() (uid uint32, err error) {
+// Peer tells the uid and the pid of the process at the other end.
+func (c *Conn) Peer() (uid uint32, pid int, err error) {
 	raw, err := c.c.SyscallConn()
 	if err != nil {
-		return 0, err
+		return 0, 0, err
 	}
 	var cred *unix.Ucred
 	var cerr error
 	if err := raw.Control(func(fd uintptr) { cred, cerr = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED) }); err != nil {
-		return 0, err
+		return 0, 0, err
 	}
 	if cerr != nil {
-		return 0, cerr
+		return 0, 0, cerr
 	}
-	return cred.Uid, nil
+	return cred.Uid, int(cred.Pid), nil
 }
 
 // Send writes a message with duplicates of the descriptors fds, named in order

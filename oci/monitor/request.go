@@ -14,9 +14,18 @@ func (c *Client) call(ctx context.Context, m *Message) (*Message, error) {
 	if err != nil {
 		return nil, err
 	}
-	answer := c.expect(m)
+	answer, pid := c.expect(m), c.pid
 	c.mu.Unlock()
+	defer c.await(ctx, "berth-monitor", pid)()
 	return c.send(ctx, conn, m, answer)
+}
+
+// await tells Options.Await.
+func (c *Client) await(ctx context.Context, what string, pid int) (done func()) {
+	if c.o.Await == nil {
+		return func() {}
+	}
+	return c.o.Await(ctx, what, pid)
 }
 
 // insist is call for what may be done twice: it goes on with the next monitor when
@@ -40,13 +49,21 @@ func (c *Client) lockConnected(ctx context.Context, op string) (*Conn, error) {
 		}
 		changed := c.changed
 		c.mu.Unlock()
-		select {
-		case <-changed:
-		case <-ctx.Done():
-			return nil, fmt.Errorf("%s: no monitor: %w: %w", op, ErrUnavailable, ctx.Err())
-		case <-c.ctx.Done():
-			return nil, fmt.Errorf("%s: client is closed: %w", op, ErrUnavailable)
+		if err := c.awaitChange(ctx, op, changed); err != nil {
+			return nil, err
 		}
+	}
+}
+
+func (c *Client) awaitChange(ctx context.Context, op string, changed <-chan struct{}) error {
+	defer c.await(ctx, "a berth-monitor that takes requests", 0)()
+	select {
+	case <-changed:
+		return nil
+	case <-ctx.Done():
+		return fmt.Errorf("%s: no monitor: %w: %w", op, ErrUnavailable, ctx.Err())
+	case <-c.ctx.Done():
+		return fmt.Errorf("%s: client is closed: %w", op, ErrUnavailable)
 	}
 }
 
