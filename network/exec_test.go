@@ -71,8 +71,8 @@ func TestDeadlineTakesTheChildrenWithIt(t *testing.T) {
 func TestChildHoldsTheOutput(t *testing.T) {
 	pidFile := t.TempDir() + "/pid"
 	begin := time.Now()
-	out, err := runScript(t, context.Background(), "sleep 60 & echo $! > "+pidFile+"; echo done")
-	if err != nil || out != "done\n" || time.Since(begin) > leakcheck.Patience(5*time.Second) {
+	out, err := runScript(t, context.Background(), "sleep 60 & echo $! > "+pidFile+"; echo {}")
+	if err != nil || out != "{}\n" || time.Since(begin) > leakcheck.Patience(5*time.Second) {
 		t.Errorf("%q, %v after %v", out, err, time.Since(begin))
 	}
 	pid, err := strconv.Atoi(strings.TrimSpace(read(t, pidFile)))

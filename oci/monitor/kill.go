@@ -4,8 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -279,8 +281,8 @@ func RemoveCgroups(ctx context.Context, path string) error {
 	if err != nil {
 		return err
 	}
-	for _, m := range mounts {
-		dir := filepath.Join(m[0], path)
+	for _, controller := range slices.SortedFunc(maps.Keys(mounts), freezerFirst) {
+		dir := filepath.Join(mounts[controller][0], path)
 		if _, err := os.Lstat(dir); err != nil {
 			continue
 		}
@@ -289,6 +291,19 @@ func RemoveCgroups(ctx context.Context, path string) error {
 		}
 	}
 	return nil
+}
+
+// freezerFirst: what is in a frozen pod dies only by way of that hierarchy.
+func freezerFirst(a, b string) int {
+	switch {
+	case a == b:
+		return 0
+	case a == "freezer":
+		return -1
+	case b == "freezer":
+		return 1
+	}
+	return strings.Compare(a, b)
 }
 
 // killAndRemove begins again when somebody has come into the cgroup meanwhile: an

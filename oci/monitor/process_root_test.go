@@ -237,6 +237,47 @@ func TestKillCgroupWithAFrozenPart(t *testing.T) {
 	}
 }
 
+// What is in a pod that is frozen as a whole dies by way of the freezer, whatever
+// other hierarchies it is in.
+func TestRemoveCgroupsInAFrozenPod(t *testing.T) {
+	leakcheck.Start(t)
+	dir := testCgroup(t)
+	path := filepath.Join("/", filepath.Base(dir), "below")
+	mounts, err := cgroupMounts()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command("sleep", "1000")
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	join(t, filepath.Join(dir, "below"), cmd.Process.Pid)
+	for _, controller := range []string{"memory", "pids", "devices"} {
+		m, v1 := mounts[controller]
+		if !v1 {
+			continue // version 2 alone: one hierarchy is all
+		}
+		pod := filepath.Join(m[0], filepath.Base(dir))
+		if err := os.MkdirAll(m[0]+path, 0o755); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = os.Remove(pod) })
+		join(t, m[0]+path, cmd.Process.Pid)
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	if err := FreezeCgroup(ctx, dir); err != nil {
+		t.Fatal(err)
+	}
+	if err := RemoveCgroups(ctx, path); err != nil {
+		t.Error(err)
+		freeze(dir, "THAWED", "0")
+	}
+	if err := cmd.Wait(); err == nil {
+		t.Error("the process was not killed")
+	}
+}
+
 // A cgroup goes although processes come into it while it is being removed.
 func TestRemoveCgroupsWhileProcessesCome(t *testing.T) {
 	leakcheck.Start(t)
