@@ -190,11 +190,15 @@ func (s *Service) whyContainer(c *sandbox.Container) admin.WhyObject {
 
 func (s *Service) whyOperation(o *operation.Operation) admin.WhyOperation {
 	step, since := o.Current()
+	waits := s.waitsOf(o)
+	for now, at := o.Current(); at != since; now, at = o.Current() { // what it waits for is that step's
+		step, since, waits = now, at, s.waitsOf(o)
+	}
 	if step == "" {
 		step = "waiting"
 	}
 	w := admin.WhyOperation{Verb: o.Verb, Object: readable(o.Object), Began: o.Began, Seconds: time.Since(o.Began).Seconds(),
-		Step: step, StepSeconds: time.Since(since).Seconds(), Waits: s.waitsOf(o)}
+		Step: step, StepSeconds: time.Since(since).Seconds(), Waits: waits}
 	if ids, _ := s.objectsOf(o.Object); len(ids) > 0 {
 		w.ID = ids[0]
 	}

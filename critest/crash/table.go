@@ -55,8 +55,17 @@ var operations = map[string][]string{
 
 // seldom are steps that no life reaches by itself, with where they are tried.
 var seldom = map[string]string{
-	"remove what an earlier attempt left": "reached by the repetition of a request whose undoing failed",
+	"look at records and images":            atStart,
+	"adopt containers":                      atStart,
+	"settle what a reboot ended":            atStart,
+	"restore host ports":                    atStart,
+	"ask the OCI runtimes what they can do": atStart,
+	"remove what an earlier attempt left":   "reached by the repetition of a request whose undoing failed",
 }
+
+// atStart: a life goes through these whenever its daemon was killed; there is no
+// request to repeat.
+const atStart = "a daemon's start; see TestListsDuringAStart and TestPowerCut"
 
 // untried are the verbs, and RPCs, of the table that no life calls: checkpoints need
 // CRIU, which most machines for tests cannot run.

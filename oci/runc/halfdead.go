@@ -25,7 +25,8 @@ var errHalfDead = fmt.Errorf("%w: a thread of its init was killed before the pro
 // initName is what the binary calls its processes until they are the program.
 const initName = "runc:["
 
-// halfDeadEvery is how often a create that takes long is looked at.
+// halfDeadEvery is how often a create that takes long is looked at. What is half dead
+// at two looks is so for good: in passing, every process with threads is that dies.
 const halfDeadEvery = time.Second
 
 // guardCreate ends what is half dead of a create while it runs. stop ends the
@@ -36,14 +37,20 @@ func guardCreate(id string) (stop func() bool) {
 	done.Go(func() {
 		tick := time.NewTicker(halfDeadEvery)
 		defer tick.Stop()
+		before := map[int]bool{}
 		for {
 			select {
 			case <-over:
 				return
 			case <-tick.C:
+				now := map[int]bool{}
 				for _, pid := range childrenOf(createPID(id)) {
-					ended = endHalfDead(pid) || ended
+					now[pid] = halfDead(pid)
+					if now[pid] && before[pid] {
+						ended = unix.Kill(pid, unix.SIGKILL) == nil || ended
+					}
 				}
+				before = now
 			}
 		}
 	})
@@ -54,9 +61,8 @@ func guardCreate(id string) (stop func() bool) {
 	}
 }
 
-// endHalfDead kills what is left of an init whose first thread is dead, and
-// reports whether it was one.
-func endHalfDead(pid int) bool {
+// halfDead tells an init whose first thread is dead and others are not.
+func halfDead(pid int) bool {
 	if comm, err := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid)); err != nil || !strings.HasPrefix(string(comm), initName) || !isZombie(pid, pid) {
 		return false
 	}
@@ -67,7 +73,7 @@ func endHalfDead(pid int) bool {
 	for _, t := range threads {
 		tid, err := strconv.Atoi(filepath.Base(t))
 		if err == nil && tid != pid && !isZombie(pid, tid) {
-			return unix.Kill(pid, unix.SIGKILL) == nil
+			return true
 		}
 	}
 	return false

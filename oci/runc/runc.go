@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/opencontainers/runtime-spec/specs-go/features"
+	"golang.org/x/sys/unix"
 
 	"berth/oci"
 	"berth/oci/monitor"
@@ -76,13 +77,13 @@ func (r *Runtime) Create(ctx context.Context, req oci.CreateRequest) (oci.Proces
 	c := r.createCall(req)
 	stop := guardCreate(req.ID)
 	ct, err := r.monitor.Create(ctx, c)
-	halfDead := stop()
+	ended := stop()
 	if err != nil {
 		if errors.Is(err, monitor.ErrExists) {
 			return oci.Process{}, fmt.Errorf("create %s: %w", req.ID, oci.ErrExists)
 		}
 		err = r.createError(c, err)
-		if halfDead {
+		if ended {
 			err = fmt.Errorf("%w: %w", errHalfDead, err)
 		}
 		clean, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanLimit)
@@ -173,16 +174,25 @@ func (r *Runtime) Start(ctx context.Context, id string) error {
 	pause := 50 * time.Microsecond
 	for end := time.Now().Add(execPatience); time.Now().Before(end); pause = min(2*pause, time.Millisecond) {
 		now, err := os.Readlink(exe)
-		if err != nil && ok && endHalfDead(ct.PID) {
-			return fmt.Errorf("start %s: %w", id, errHalfDead)
-		}
 		if err != nil {
-			return r.neverRan(ct)
+			return r.endedEarly(ct)
 		}
 		if now != before {
 			break
 		}
 		time.Sleep(pause)
+	}
+	return nil
+}
+
+// endedEarly says why an init ended, or half of it did, before it was the program;
+// nil when it had become that.
+func (r *Runtime) endedEarly(ct monitor.Container) error {
+	if err := r.neverRan(ct); err != nil {
+		return err
+	}
+	if halfDead(ct.PID) && unix.Kill(ct.PID, unix.SIGKILL) == nil { // still, although its end was waited for
+		return fmt.Errorf("start %s: %w", ct.ID, errHalfDead)
 	}
 	return nil
 }

@@ -126,7 +126,7 @@ func (e *env) bothKilled(pod, config, pid string) {
 	}
 	e.eventually("the daemon is started again and answers", func() bool {
 		now := systemctl(e.T, "show", "-P", "MainPID", service)
-		return now != main && now != "0" && systemctl(e.T, "is-active", service) == "active"
+		return now != main && now != "0" && systemctl(e.T, "show", "-P", "ActiveState", service) == "active"
 	})
 	if now := e.Monitors(); len(now) != 1 || len(monitors) != 1 || now[0] == monitors[0] {
 		e.Errorf("the monitors are %v, they were %v", now, monitors)
