@@ -84,6 +84,7 @@ func (k *creation) run() error {
 		err = k.identify()
 	}
 	if err != nil {
+		_ = os.Remove(k.r.PidFile) // a cancelled create may have come that far
 		k.s.reaper.release()
 	}
 	return err
