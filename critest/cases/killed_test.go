@@ -90,15 +90,17 @@ func (b *brief) killed(in string, after time.Duration) {
 // marks, 10 ms apart. BERTH_KILLS sets how many for each call; the report's are 40.
 func TestB107KilledAtAnyMoment(t *testing.T) {
 	moments := figure(t, "BERTH_KILLS", 3)
-	e := start(t, node.Options{})
-	e.pull(images.Busybox)
 	for _, c := range briefCalls {
-		for i := range moments {
-			b := &brief{env: e, config: e.sandbox()}
-			b.killed(c.name, 10*time.Millisecond*time.Duration(i))
-		}
-	}
-	if left := e.leases(); len(left) != 0 {
-		t.Errorf("leases %q are left", left)
+		t.Run(c.name, func(t *testing.T) {
+			e := start(t, node.Options{})
+			e.pull(images.Busybox)
+			for i := range moments {
+				b := &brief{env: e, config: e.sandbox()}
+				b.killed(c.name, 10*time.Millisecond*time.Duration(i))
+			}
+			if left := e.leases(); len(left) != 0 {
+				t.Errorf("leases %q are left", left)
+			}
+		})
 	}
 }
