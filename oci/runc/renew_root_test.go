@@ -267,7 +267,7 @@ func TestRefusedRenewal(t *testing.T) {
 			i.edited(map[string][2]string{"cmd/berth-monitor/renew.go": {"oldestFormat = 1\n", "oldestFormat = 2\n"}})
 		}, "format 1"},
 		"nothing any more":    {func() { _ = os.Remove(i.path) }, "no such file"},
-		"one that is no file": {func() { _ = os.Mkdir(i.path, 0o755) }, i.path},
+		"one that is no file": {func() { _, _ = os.Remove(i.path), os.Mkdir(i.path, 0o755) }, i.path},
 	} {
 		c.install()
 		if done, err := n.client.Renew(context.Background()); err == nil || done || !strings.Contains(err.Error(), c.want) {
