@@ -45,7 +45,9 @@ func openTrash(dir string, d *disk) (*trash, error) {
 	t.work = len(list)
 	t.seq.Store(time.Now().UnixNano()) // never a name that is there already
 	go t.run(ctx)
-	t.wake()
+	if t.work > 0 {
+		t.wake()
+	}
 	return t, nil
 }
 

@@ -151,7 +151,7 @@ func (s *Service) removePodCgroup(ctx context.Context, parent string) error {
 		return nil // a create may be about to use the parent; it goes with a later pod
 	}
 	defer s.creating.Unlock()
-	hierarchies, err := cgroupHierarchies()
+	hierarchies, err := monitor.CgroupRoots()
 	if err != nil {
 		return err
 	}

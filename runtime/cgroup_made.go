@@ -8,10 +8,10 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
 
 	"berth/oci"
+	"berth/oci/monitor"
 	"berth/sandbox"
 )
 
@@ -22,7 +22,7 @@ import (
 // claimCgroups tells, for each hierarchy by its mount point, the topmost directory
 // on the way to dir that is missing, or that another pod has claimed so.
 func (s *Service) claimCgroups(dir string) (map[string]string, error) {
-	hierarchies, err := cgroupHierarchies()
+	hierarchies, err := monitor.CgroupRoots()
 	if err != nil {
 		return nil, err
 	}
@@ -83,19 +83,6 @@ func (s *Service) removeMadeCgroups(sb *sandbox.Sandbox) error {
 		}
 	}
 	return nil
-}
-
-// cgroupHierarchies are where the hierarchies are mounted: one on v2, many on v1.
-func cgroupHierarchies() ([]string, error) {
-	mounts, err := mountinfo.GetMounts(mountinfo.FSTypeFilter("cgroup", "cgroup2"))
-	if err != nil {
-		return nil, fmt.Errorf("find cgroup hierarchies: %w", err)
-	}
-	var list []string
-	for _, m := range mounts {
-		list = append(list, m.Mountpoint)
-	}
-	return list, nil
 }
 
 // podOfBundle is the id of the pod whose own cgroup a container's bundle names;

@@ -6,7 +6,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
@@ -39,7 +38,7 @@ func waitsFor(parents []int, ids []string, inits map[int]string) []admin.WhyWait
 		defer func() { <-looking }()
 		var list []admin.WhyWait
 		for _, parent := range parents {
-			for _, pid := range childrenOf(parent) {
+			for _, pid := range monitor.Children(parent) {
 				if what := purpose(pid, ids); what != "" {
 					list = withChildren(list, pid, parent, what, maxWaitDepth)
 				}
@@ -56,21 +55,6 @@ func waitsFor(parents []int, ids []string, inits map[int]string) []admin.WhyWait
 	case <-time.After(waitsPatience):
 		return nil
 	}
-}
-
-// childrenOf needs CONFIG_PROC_CHILDREN, which every distribution's kernel has.
-func childrenOf(pid int) []int {
-	files, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", pid))
-	var pids []int
-	for _, f := range files {
-		data, _ := os.ReadFile(f)
-		for _, text := range strings.Fields(string(data)) {
-			if child, err := strconv.Atoi(text); err == nil {
-				pids = append(pids, child)
-			}
-		}
-	}
-	return pids
 }
 
 // purpose says what a child does for one of the objects, or nothing.
@@ -130,7 +114,7 @@ func withChildren(list []admin.WhyWait, pid, parent int, what string, depth int)
 	}
 	list = append(list, p)
 	if depth > 0 {
-		for _, child := range childrenOf(pid) {
+		for _, child := range monitor.Children(pid) {
 			list = withChildren(list, child, pid, "", depth-1)
 		}
 	}

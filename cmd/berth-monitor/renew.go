@@ -250,8 +250,8 @@ func (s *server) try(argv []string, file int) error {
 // filesystem is: execve ends the other threads and would wait for that one.
 func hanging() error {
 	for end := time.Now().Add(hangPatience); ; time.Sleep(10 * time.Millisecond) {
-		tid, where := sleeper()
-		if tid == "" {
+		where, hangs := sleeper()
+		if !hangs {
 			return nil
 		}
 		if time.Now().After(end) {
@@ -260,20 +260,13 @@ func hanging() error {
 	}
 }
 
-// sleeper is a thread of this process that signals do not wake, and where it is.
-func sleeper() (tid, where string) {
-	entries, err := os.ReadDir("/proc/self/task")
-	if err != nil {
-		return "", ""
-	}
-	for _, e := range entries {
-		dir := filepath.Join("/proc/self/task", e.Name())
-		stat, err := os.ReadFile(filepath.Join(dir, "stat"))
-		if err != nil || !bytes.HasPrefix(stat[bytes.LastIndexByte(stat, ')')+1:], []byte(" D")) {
-			continue
+// sleeper is where a thread of this process is that signals do not wake.
+func sleeper() (where string, hangs bool) {
+	for _, tid := range monitor.Threads(os.Getpid()) {
+		if state, _, _ := monitor.State(tid); state == "D" {
+			at, _ := monitor.Look(tid)
+			return at.Channel, true
 		}
-		at, _ := os.ReadFile(filepath.Join(dir, "wchan"))
-		return e.Name(), string(at)
 	}
-	return "", ""
+	return "", false
 }

@@ -10,7 +10,6 @@ import (
 	"testing"
 	"time"
 
-	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 	"sigs.k8s.io/cri-tools/pkg/common"
 
 	"berth/critest/images"
@@ -55,13 +54,8 @@ func TestBothKilledWithADescriptorStore(t *testing.T) {
 	e.pull(images.Busybox)
 	config := e.sandbox()
 	pod := e.run(config)
-	signal := filepath.Join(e.Dir, "signal")
-	if err := os.Mkdir(signal, 0o755); err != nil {
-		t.Fatal(err)
-	}
-	c := command("writer", counts)
-	c.Mounts = []*cri.Mount{{HostPath: signal, ContainerPath: "/signal"}}
-	writer := e.startContainer(pod, c, config)
+	signal := e.signals()
+	writer := e.counting("writer", pod, config)
 	talk := func(name string, tty, once bool) string {
 		c := command(name, "while read -r l; do echo got $l; done; echo over; exit 9")
 		c.Stdin, c.Tty, c.StdinOnce = true, tty, once

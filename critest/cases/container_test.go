@@ -89,13 +89,8 @@ func TestB83StopEndsEveryProcessOfASharedNamespace(t *testing.T) {
 	for i, mode := range []cri.NamespaceMode{cri.NamespaceMode_POD, cri.NamespaceMode_NODE} {
 		config := pidMode(e.sandbox(), mode)
 		pod := e.run(config)
-		shared := func(name, script string) *cri.ContainerConfig {
-			c := command(name, script)
-			c.Linux.SecurityContext.NamespaceOptions.Pid = mode
-			return c
-		}
-		sibling := e.startContainer(pod, shared("sibling", "exec sleep 777"), config)
-		id := e.startContainer(pod, shared("many", fmt.Sprintf("sleep 90%d1 & setsid sleep 90%d2 & exec sleep 90%d3", i, i, i)), config)
+		sibling := e.startContainer(pod, commandIn(mode, "sibling", "exec sleep 777"), config)
+		id := e.startContainer(pod, commandIn(mode, "many", fmt.Sprintf("sleep 90%d1 & setsid sleep 90%d2 & exec sleep 90%d3", i, i, i)), config)
 		e.eventually("three processes of the container", func() bool {
 			return strings.Count(strings.Join(e.Processes(), "\n"), fmt.Sprintf("sleep 90%d", i)) == 3
 		})

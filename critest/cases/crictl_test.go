@@ -32,7 +32,7 @@ func (e *env) crictl(args ...string) *exec.Cmd {
 type keyboard struct {
 	e      *env
 	master *os.File
-	seen   screen
+	seen   node.Screen
 	cmd    *exec.Cmd
 	ended  chan error
 }
@@ -165,7 +165,7 @@ func TestCrictlInAScript(t *testing.T) {
 		once := e.startContainer(pod, c, config)
 		cmd = e.crictl("attach", "-i", "--transport", transport, once)
 		r, w := io.Pipe()
-		var got screen
+		var got node.Screen
 		cmd.Stdin, cmd.Stdout = r, &got
 		if err := cmd.Start(); err != nil {
 			t.Fatal(err)
@@ -187,7 +187,7 @@ func TestCrictlPortForward(t *testing.T) {
 	go serve(l, answer)
 	for _, transport := range transports {
 		cmd := e.crictl("port-forward", "--transport", transport, pod, fmt.Sprintf("0:%d", l.Addr().(*net.TCPAddr).Port))
-		var said screen
+		var said node.Screen
 		cmd.Stdout, cmd.Stderr = &said, &said
 		if err := cmd.Start(); err != nil {
 			t.Fatal(err)

@@ -126,7 +126,7 @@ func (e *env) forward(transport, pod string, port int) (local uint16, ended chan
 		e.Fatal(err)
 	}
 	stop, ready := make(chan struct{}), make(chan struct{})
-	var said screen
+	var said node.Screen
 	f, err := portforward.NewForStreaming(dialer, []string{fmt.Sprintf("0:%d", port)}, stop, ready, &said, &said)
 	if err != nil {
 		e.Fatal(err)

@@ -153,13 +153,8 @@ func TestForkBombIsStopped(t *testing.T) {
 	for _, mode := range []cri.NamespaceMode{cri.NamespaceMode_CONTAINER, cri.NamespaceMode_POD} {
 		config := pidMode(e.sandbox(), mode)
 		pod := e.run(config)
-		shared := func(name, script string) *cri.ContainerConfig {
-			c := command(name, script)
-			c.Linux.SecurityContext.NamespaceOptions.Pid = mode
-			return c
-		}
-		neighbour := e.startContainer(pod, shared("neighbour", "exec sleep 1000"), config)
-		id := e.startContainer(pod, shared("bomb", "trap '' TERM; while [ ! -e /go ]; do sleep 0.05; done; "+bomb), config)
+		neighbour := e.startContainer(pod, commandIn(mode, "neighbour", "exec sleep 1000"), config)
+		id := e.startContainer(pod, commandIn(mode, "bomb", "trap '' TERM; while [ ! -e /go ]; do sleep 0.05; done; "+bomb), config)
 		const limit = 120
 		dir := e.cgroupOf(id, "pids.max")
 		e.writes(map[string]string{filepath.Join(dir, "pids.max"): fmt.Sprint(limit)})
@@ -202,14 +197,9 @@ func TestChildrenDoNotOutliveTheInit(t *testing.T) {
 	for i, mode := range []cri.NamespaceMode{cri.NamespaceMode_CONTAINER, cri.NamespaceMode_POD, cri.NamespaceMode_NODE} {
 		config := pidMode(e.sandbox(), mode)
 		pod := e.run(config)
-		shared := func(name, script string) *cri.ContainerConfig {
-			c := command(name, script)
-			c.Linux.SecurityContext.NamespaceOptions.Pid = mode
-			return c
-		}
-		sibling := e.startContainer(pod, shared("sibling", "exec sleep 777"), config)
+		sibling := e.startContainer(pod, commandIn(mode, "sibling", "exec sleep 777"), config)
 		mark := fmt.Sprintf("sleep 80%d", i)
-		id := e.startContainer(pod, shared("leaves", fmt.Sprintf("trap '' TERM HUP; %[1]s1 & setsid %[1]s2 & (setsid sh -c 'trap \"\" TERM; %[1]s3; :' &); sleep 0.3; exit 3", mark)), config)
+		id := e.startContainer(pod, commandIn(mode, "leaves", fmt.Sprintf("trap '' TERM HUP; %[1]s1 & setsid %[1]s2 & (setsid sh -c 'trap \"\" TERM; %[1]s3; :' &); sleep 0.3; exit 3", mark)), config)
 		if s := e.exited(id); s.GetExitCode() != 3 {
 			t.Errorf("%s: exit code %d, want the first process's 3", mode, s.GetExitCode())
 		}

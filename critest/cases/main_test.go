@@ -165,6 +165,13 @@ func command(name, script string) *cri.ContainerConfig {
 	}
 }
 
+// commandIn is the same with another PID mode.
+func commandIn(mode cri.NamespaceMode, name, script string) *cri.ContainerConfig {
+	c := command(name, script)
+	c.Linux.SecurityContext.NamespaceOptions.Pid = mode
+	return c
+}
+
 // create makes a container.
 func (e *env) create(pod string, c *cri.ContainerConfig, sandbox *cri.PodSandboxConfig) string {
 	e.Helper()

@@ -185,6 +185,24 @@ func (l *load) talks(id string, round int) {
 const counts = `awk 'BEGIN { while (1) { print "line " i++; if (i % 500 == 0) { printf "%20000d\n", i; fflush(); ` +
 	`system("sleep 0.05"); if (system("test -e /signal/end") == 0) exit 7 } } }'`
 
+// signals is the directory that counting containers look into.
+func (e *env) signals() string {
+	e.Helper()
+	dir := filepath.Join(e.Dir, "signal")
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		e.Fatal(err)
+	}
+	return dir
+}
+
+// counting starts a container that runs counts.
+func (e *env) counting(name, pod string, config *cri.PodSandboxConfig) string {
+	e.Helper()
+	c := command(name, counts)
+	c.Mounts = []*cri.Mount{{HostPath: e.signals(), ContainerPath: "/signal"}}
+	return e.startContainer(pod, c, config)
+}
+
 // counted checks the log of counts.
 func (e *env) counted(id string) int {
 	e.Helper()
@@ -212,16 +230,11 @@ func TestMonitorKilledUnderLoad(t *testing.T) {
 	kills := figure(t, "BERTH_MONITOR_KILLS", 10)
 	e := startFor(t, node.Options{LogLevel: "info"}, 2*time.Minute+time.Duration(kills)*10*time.Second)
 	e.pull(images.Busybox)
-	l := &load{env: e, config: e.sandbox(), signal: filepath.Join(e.Dir, "signal")}
-	if err := os.Mkdir(l.signal, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	l := &load{env: e, config: e.sandbox(), signal: e.signals()}
 	l.pod = e.run(l.config)
 	var writers []string
 	for i := range 4 {
-		c := command(fmt.Sprintf("writer%d", i), counts)
-		c.Mounts = []*cri.Mount{{HostPath: l.signal, ContainerPath: "/signal"}}
-		writers = append(writers, e.startContainer(l.pod, c, l.config))
+		writers = append(writers, e.counting(fmt.Sprintf("writer%d", i), l.pod, l.config))
 	}
 	c := command("talker", "while read -r l; do echo got $l; done")
 	c.Stdin = true

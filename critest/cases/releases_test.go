@@ -11,7 +11,6 @@ import (
 	"syscall"
 	"testing"
 
-	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 	"sigs.k8s.io/cri-tools/pkg/common"
 
 	"berth/critest/images"
@@ -113,14 +112,9 @@ func TestUpgradeAndDowngrade(t *testing.T) {
 	e.pull(images.Busybox)
 	config := e.sandbox()
 	pod := e.run(config)
-	signal := filepath.Join(e.Dir, "signal")
-	if err := os.Mkdir(signal, 0o755); err != nil {
-		t.Fatal(err)
-	}
-	c := command("writer", counts)
-	c.Mounts = []*cri.Mount{{HostPath: signal, ContainerPath: "/signal"}}
-	writer := e.startContainer(pod, c, config)
-	c = command("talker", "while read -r l; do echo got $l; done")
+	signal := e.signals()
+	writer := e.counting("writer", pod, config)
+	c := command("talker", "while read -r l; do echo got $l; done")
 	c.Stdin = true
 	talker := e.startContainer(pod, c, config)
 	pid := e.Monitors()[0]

@@ -1,7 +1,6 @@
 package cases
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -11,7 +10,6 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -29,24 +27,6 @@ import (
 // transports that clients may choose from.
 var transports = []string{common.TransportSpdy, common.TransportWebsocket}
 
-// screen keeps what a client got.
-type screen struct {
-	mu sync.Mutex
-	b  bytes.Buffer // guarded by mu
-}
-
-func (s *screen) Write(b []byte) (int, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.b.Write(b)
-}
-
-func (s *screen) String() string {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.b.String()
-}
-
 // terminal is a client's, whose size is told when it changes.
 type terminal chan remotecommand.TerminalSize
 
@@ -62,7 +42,7 @@ func (q terminal) Next() *remotecommand.TerminalSize {
 type session struct {
 	e        *env
 	in       *io.PipeWriter
-	out, err screen
+	out, err node.Screen
 	size     terminal
 	hangUp   context.CancelFunc
 	ended    chan error

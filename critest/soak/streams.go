@@ -8,13 +8,14 @@ import (
 	"io"
 	"net/url"
 	"strings"
-	"sync"
 	"time"
 
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/remotecommand"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 	"sigs.k8s.io/cri-tools/pkg/common"
+
+	"berth/critest/node"
 )
 
 // errBroken: a streaming session ended before its time. The kubelet's clients
@@ -58,24 +59,6 @@ func (l *life) exec(ctx context.Context, b *box, transport, code, size int) erro
 	})
 }
 
-// screen keeps what a client got.
-type screen struct {
-	mu sync.Mutex
-	b  bytes.Buffer // guarded by mu
-}
-
-func (s *screen) Write(b []byte) (int, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.b.Write(b)
-}
-
-func (s *screen) has(text string) bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return strings.Contains(s.b.String(), text)
-}
-
 // attach opens a session, sees the container speak, and leaves. What reads its
 // stdin must answer.
 func (l *life) attach(ctx context.Context, b *box, transport int) error {
@@ -86,7 +69,7 @@ func (l *life) attach(ctx context.Context, b *box, transport int) error {
 		}
 		ctx, cancel := context.WithCancel(ctx)
 		defer cancel()
-		seen := &screen{}
+		seen := &node.Screen{}
 		o, want := remotecommand.StreamOptions{Stdout: seen, Stderr: seen}, "\n"
 		if b.kind == cat {
 			word := fmt.Sprintf("word%d", time.Now().UnixNano())
@@ -100,7 +83,7 @@ func (l *life) attach(ctx context.Context, b *box, transport int) error {
 		if b.kind == stubborn {
 			return nil // says nothing any more; the session is left as it is
 		}
-		for end := time.Now().Add(time.Minute); !seen.has(want); time.Sleep(10 * time.Millisecond) {
+		for end := time.Now().Add(time.Minute); !strings.Contains(seen.String(), want); time.Sleep(10 * time.Millisecond) {
 			select {
 			case err := <-ended:
 				return fmt.Errorf("%w: %w", errBroken, errors.Join(err, ctx.Err()))

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -62,6 +63,20 @@ var cgroupMounts = sync.OnceValues(func() (map[string][2]string, error) {
 	}
 	return mounts, nil
 })
+
+// CgroupRoots are where the hierarchies are mounted, sorted: one on v2, many on v1.
+func CgroupRoots() ([]string, error) {
+	mounts, err := cgroupMounts()
+	if err != nil {
+		return nil, err
+	}
+	var roots []string
+	for _, m := range mounts {
+		roots = append(roots, m[0])
+	}
+	slices.Sort(roots)
+	return slices.Compact(roots), nil
+}
 
 // CgroupsOf reads where a living process is accounted. ErrSharedCgroup when
 // that is the root, or a cgroup that holds the caller.

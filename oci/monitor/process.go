@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"strconv"
 	"strings"
 
@@ -41,6 +42,39 @@ func readStat(pid int) (stat, error) {
 func StartTime(pid int) (uint64, error) {
 	s, err := readStat(pid)
 	return s.startTime, err
+}
+
+// State is a process's or thread's state, as ps(1) shows it, and its parent; not ok
+// when it is gone.
+func State(pid int) (state string, parent int, ok bool) {
+	s, err := readStat(pid)
+	return string(s.state), s.ppid, err == nil
+}
+
+// Children are the pids of a process's children, zombies too; none when it is gone.
+// It needs CONFIG_PROC_CHILDREN, which every distribution's kernel has.
+func Children(pid int) (pids []int) {
+	files, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", pid))
+	for _, f := range files {
+		data, _ := os.ReadFile(f)
+		for _, text := range strings.Fields(string(data)) {
+			if child, err := strconv.Atoi(text); err == nil {
+				pids = append(pids, child)
+			}
+		}
+	}
+	return pids
+}
+
+// Threads are the thread ids of a process; none when it is gone.
+func Threads(pid int) (tids []int) {
+	entries, _ := os.ReadDir(fmt.Sprintf("/proc/%d/task", pid))
+	for _, e := range entries {
+		if tid, err := strconv.Atoi(e.Name()); err == nil {
+			tids = append(tids, tid)
+		}
+	}
+	return tids
 }
 
 // OpenPidfd opens a pidfd of the process that has pid and startTime. With any

@@ -2,9 +2,7 @@ package runc
 
 import (
 	"fmt"
-	"os"
-	"path/filepath"
-	"strconv"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -12,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"berth/oci"
+	"berth/oci/monitor"
 )
 
 // A seccomp profile that kills threads may kill the one of the binary's init that
@@ -44,7 +43,7 @@ func guardCreate(id string) (stop func() bool) {
 				return
 			case <-tick.C:
 				now := map[int]bool{}
-				for _, pid := range childrenOf(createPID(id)) {
+				for _, pid := range monitor.Children(createPID(id)) {
 					now[pid] = halfDead(pid)
 					if now[pid] && before[pid] {
 						ended = unix.Kill(pid, unix.SIGKILL) == nil || ended
@@ -63,55 +62,14 @@ func guardCreate(id string) (stop func() bool) {
 
 // halfDead tells an init whose first thread is dead and others are not.
 func halfDead(pid int) bool {
-	if comm, err := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid)); err != nil || !strings.HasPrefix(string(comm), initName) || !isZombie(pid, pid) {
+	if at, ok := monitor.Look(pid); !ok || !strings.HasPrefix(at.Name, initName) || !dead(pid) {
 		return false
 	}
-	threads, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/[0-9]*", pid))
-	if err != nil {
-		return false
-	}
-	for _, t := range threads {
-		tid, err := strconv.Atoi(filepath.Base(t))
-		if err == nil && tid != pid && !isZombie(pid, tid) {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(monitor.Threads(pid), func(tid int) bool { return !dead(tid) })
 }
 
-// isZombie also says yes of a thread that is gone.
-func isZombie(pid, tid int) bool {
-	state, _, ok := statOf(fmt.Sprintf("/proc/%d/task/%d/stat", pid, tid))
+// dead also says yes of a thread that is gone.
+func dead(tid int) bool {
+	state, _, ok := monitor.State(tid)
 	return !ok || state == "Z" || state == "X"
-}
-
-// statOf reads the state and the parent of a process or thread.
-func statOf(file string) (state string, parent int, ok bool) {
-	data, err := os.ReadFile(file)
-	if err != nil {
-		return "", 0, false
-	}
-	f := strings.Fields(string(data[strings.LastIndexByte(string(data), ')')+1:]))
-	if len(f) < 2 {
-		return "", 0, false
-	}
-	parent, err = strconv.Atoi(f[1])
-	return f[0], parent, err == nil
-}
-
-// childrenOf lists a process's children, zombies too.
-func childrenOf(parent int) (pids []int) {
-	if parent == 0 {
-		return nil
-	}
-	files, _ := filepath.Glob("/proc/[0-9]*/stat")
-	for _, f := range files {
-		if _, p, ok := statOf(f); ok && p == parent {
-			pid, err := strconv.Atoi(filepath.Base(filepath.Dir(f)))
-			if err == nil {
-				pids = append(pids, pid)
-			}
-		}
-	}
-	return pids
 }

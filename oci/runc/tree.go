@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"berth/oci/monitor"
 )
 
 // killTree kills a process and its descendants where there is no cgroup to go
@@ -48,7 +50,7 @@ func descendants(root int) []int {
 		if err != nil {
 			continue
 		}
-		state, parent, ok := statOf("/proc/" + e.Name() + "/stat")
+		state, parent, ok := monitor.State(pid)
 		if !ok {
 			continue
 		}

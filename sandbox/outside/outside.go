@@ -20,6 +20,8 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
+	"strings"
 	"syscall"
 
 	"golang.org/x/sys/unix"
@@ -154,7 +156,7 @@ func (Here) MakeLog(dir, path string) (string, error) {
 func makeBelow(above, below string) error {
 	at, err := unix.Open(above, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	path := above
-	for _, name := range splitPath(below) {
+	for _, name := range strings.FieldsFunc(below, func(r rune) bool { return r == '/' }) {
 		if err != nil {
 			break
 		}
@@ -175,14 +177,6 @@ func makeBelow(above, below string) error {
 	return unix.Close(at)
 }
 
-// splitPath gives the parts of a local path.
-func splitPath(path string) (parts []string) {
-	for ; path != "." && path != ""; path = filepath.Dir(path) {
-		parts = append([]string{filepath.Base(path)}, parts...)
-	}
-	return parts
-}
-
 // notRegular is a regular.ErrNot.
 type notRegular struct{ path string }
 
@@ -201,7 +195,7 @@ func (Here) Devices(dir string, skip []string) (list []Entry, err error) {
 		if err != nil {
 			return err
 		}
-		if filepath.Dir(path) == dir && contains(skip, entry.Name()) {
+		if filepath.Dir(path) == dir && slices.Contains(skip, entry.Name()) {
 			if entry.IsDir() {
 				return fs.SkipDir
 			}
@@ -224,13 +218,4 @@ func (Here) Devices(dir string, skip []string) (list []Entry, err error) {
 		return nil
 	})
 	return list, err
-}
-
-func contains(list []string, name string) bool {
-	for _, s := range list {
-		if s == name {
-			return true
-		}
-	}
-	return false
 }

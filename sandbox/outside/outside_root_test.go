@@ -108,6 +108,9 @@ func TestLogs(t *testing.T) {
 			t.Errorf("%s: %s, %v", path, got, err)
 		}
 	}
+	if got, err := host.MakeLog("/", at("root/0.log")[1:]); err != nil || got != at("root/0.log") {
+		t.Errorf("in the node's root directory: %s, %v", got, err)
+	}
 	if info, err := os.Stat(at("logs/pod/c")); err != nil || !info.IsDir() {
 		t.Errorf("the log's directory: %v", err)
 	}
