@@ -9,6 +9,7 @@ package main
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"flag"
 	"fmt"
@@ -23,6 +24,7 @@ import (
 	"berth/critest/images"
 	"berth/critest/node"
 	"berth/critest/registry"
+	"berth/sandbox"
 )
 
 func main() {
@@ -45,7 +47,7 @@ func main() {
 	default:
 		err = fmt.Errorf("no part is called %q", *part)
 	}
-	b := &bench{rounds: *rounds, pods: *pods, many: *many, times: map[string][]time.Duration{}}
+	b := &bench{rounds: *rounds, pods: *pods, many: *many, times: map[string][]time.Duration{}, steps: map[string][]time.Duration{}}
 	if err == nil && *part == "density" {
 		err = b.withNode(ctx, b.density)
 	}
@@ -69,6 +71,8 @@ type bench struct {
 	registry *registry.Registry
 	rt       cri.RuntimeServiceClient
 	times    map[string][]time.Duration
+	steps    map[string][]time.Duration // of RunPodSandbox, as berth tells them
+	order    []string                   // of the steps
 }
 
 // withNode runs do on a node that has the containers' image.
@@ -174,10 +178,32 @@ func (b *bench) start(ctx context.Context, name string) (pod, id string, err err
 	})
 }
 
+// noteSteps keeps how long berth says each step of RunPodSandbox took.
+func (b *bench) noteSteps(ctx context.Context, pod string) error {
+	res, err := b.rt.PodSandboxStatus(ctx, &cri.PodSandboxStatusRequest{PodSandboxId: pod, Verbose: true})
+	if err != nil {
+		return fmt.Errorf("read the steps of a pod: %w", err)
+	}
+	var info struct{ Steps []sandbox.Step }
+	if err := json.Unmarshal([]byte(res.GetInfo()["info"]), &info); err != nil {
+		return fmt.Errorf("read the steps of a pod: %w", err)
+	}
+	for _, st := range info.Steps {
+		if _, known := b.steps[st.Name]; !known {
+			b.order = append(b.order, st.Name)
+		}
+		b.steps[st.Name] = append(b.steps[st.Name], time.Duration(st.Nanoseconds))
+	}
+	return nil
+}
+
 // berth is one pod's life, timed call by call.
 func (b *bench) berth(ctx context.Context, round int) error {
 	pod, id, err := b.start(ctx, fmt.Sprintf("pod%d", round))
 	if err != nil {
+		return err
+	}
+	if err := b.noteSteps(ctx, pod); err != nil {
 		return err
 	}
 	calls := []struct {

@@ -52,7 +52,10 @@ func (b *bench) print() {
 	fmt.Printf("%-18s %8s %8.1f   %-20s %8s %8.1f   %.2f\n", "Stop + Remove", "", ms(stop), "runc kill, delete", "",
 		ms(median(b.times["runc kill, delete"])), float64(stop)/float64(median(b.times["runc kill, delete"])))
 	whole := median(b.times["RunPodSandbox"]) + median(b.times["CreateContainer"]) + median(b.times["StartContainer"])
-	fmt.Printf("%-18s %8s %8.1f\n", "pod start, 3 calls", "", ms(whole))
+	fmt.Printf("%-18s %8s %8.1f\n\nRunPodSandbox by step, ms\n", "pod start, 3 calls", "", ms(whole))
+	for _, step := range b.order {
+		fmt.Printf("%-28s %8.1f %8.1f\n", step, ms(slices.Min(b.steps[step])), ms(median(b.steps[step])))
+	}
 }
 
 // memory measures idle pods: the daemon's and the monitor's own memory.
