@@ -29,7 +29,9 @@ const (
 type state struct {
 	Format     int               `json:"format"`
 	Lock       int               `json:"lock"`
+	Directory  int               `json:"directory,omitempty"` // the lock of the socket's directory
 	Listener   int               `json:"listener"`
+	Door       place             `json:"door"` // of the socket's file
 	Containers []savedContainer  `json:"containers"`
 	Kills      map[string]uint64 `json:"kills,omitempty"` // see parentKills.strange, by directory
 }
@@ -165,7 +167,8 @@ func (s *server) save() (file int, fds []int, err error) {
 			closeAll(fds)
 		}
 	}()
-	st.Lock, st.Listener = keep(rawFD(s.lock)), keep(rawFD(s.listener))
+	st.Lock, st.Directory = keep(rawFD(s.lock.File)), keep(rawFD(s.lock.Directory))
+	st.Listener, st.Door = s.door.save(keep)
 	for _, c := range s.all() {
 		info, names, dups := c.duplicates()
 		fds = append(fds, dups...)

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"io"
 	"log"
-	"net"
 	"os"
 
 	"golang.org/x/sys/unix"
@@ -53,15 +52,12 @@ func resume(socket string, fd int) (*server, error) {
 	}
 	st.closeOnExec()
 	s := newServer(socket)
-	s.lock = os.NewFile(uintptr(st.Lock), socket+".lock")
-	listener := os.NewFile(uintptr(st.Listener), socket)
-	l, err := net.FileListener(listener)
-	_ = listener.Close()
-	if err != nil {
-		return nil, fmt.Errorf("take over the socket: %w", err)
+	if s.lock, err = monitor.Relock(socket, st.Lock, st.Directory); err != nil {
+		return nil, err
 	}
-	s.listener = l.(*net.UnixListener)
-	s.listener.SetUnlinkOnClose(true)
+	if s.door, err = resumeDoor(socket, st.Listener, st.Door); err != nil {
+		return nil, err
+	}
 	var alive []func()
 	for _, saved := range st.Containers {
 		guard("take over "+saved.Info.ID, func() { alive = append(alive, s.revive(saved)) })
@@ -75,8 +71,11 @@ func resume(socket string, fd int) (*server, error) {
 
 // closeOnExec: no child of this process may have them.
 func (st *state) closeOnExec() {
-	unix.CloseOnExec(st.Lock)
-	unix.CloseOnExec(st.Listener)
+	for _, fd := range []int{st.Lock, st.Directory, st.Listener} {
+		if fd > 0 {
+			unix.CloseOnExec(fd)
+		}
+	}
 	for _, c := range st.Containers {
 		for _, fd := range c.FDs {
 			unix.CloseOnExec(fd)

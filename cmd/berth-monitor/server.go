@@ -27,11 +27,11 @@ const maxRequests = 64
 
 // server is the monitor.
 type server struct {
-	socket   string
-	lock     *os.File
-	listener *net.UnixListener
-	reaper   *reaper
-	kills    kills
+	socket string
+	lock   *monitor.Locked
+	door   *door
+	reaper *reaper
+	kills  kills
 
 	mu         sync.Mutex
 	containers map[string]*container // guarded by mu; nil while it is being made
@@ -57,23 +57,15 @@ func newServer(socket string) *server {
 		tidy: time.AfterFunc(tidyAfter, tidyUp)}
 }
 
-// listen takes the lock and makes the socket; an old one is stale then.
+// listen takes the lock and makes the socket.
 func listen(socket string) (*server, error) {
 	s := newServer(socket)
 	var err error
 	if s.lock, err = monitor.Lock(socket); err != nil {
 		return nil, err
 	}
-	if err := os.Remove(socket); err != nil && !errors.Is(err, os.ErrNotExist) {
-		return nil, fmt.Errorf("remove stale socket: %w", err)
-	}
-	if s.listener, err = net.ListenUnix("unix", &net.UnixAddr{Name: socket, Net: "unix"}); err != nil {
-		return nil, fmt.Errorf("listen: %w", err)
-	}
-	if err := os.Chmod(socket, 0o600); err != nil {
-		return nil, fmt.Errorf("set mode of socket: %w", err)
-	}
-	return s, nil
+	s.door, err = openDoor(socket)
+	return s, err
 }
 
 // tidyUp collects twice: stacks shrink in one collection and their spans are
@@ -93,9 +85,10 @@ func (s *server) run() {
 			s.leave()
 		}
 	}()
+	go guard("socket", func() { s.door.watch(s.complain) })
 	s.checkIdle()
 	for {
-		c, err := s.listener.AcceptUnix()
+		c, err := s.door.accept()
 		if errors.Is(err, net.ErrClosed) {
 			return
 		}
@@ -118,7 +111,7 @@ func (s *server) leave() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if !s.needed() {
-		_ = s.listener.Close()
+		s.door.close()
 	}
 }
 
@@ -147,7 +140,7 @@ func (s *server) checkIdle() {
 			s.mu.Lock()
 			defer s.mu.Unlock()
 			if s.idle != nil && s.daemon == nil && !s.needed() {
-				_ = s.listener.Close()
+				s.door.close()
 			}
 		})
 	}
@@ -326,6 +319,14 @@ func (s *server) tell(send func(*monitor.Conn) error) {
 	if err := send(conn); err != nil && !errors.Is(err, net.ErrClosed) {
 		log.Print(err)
 	}
+}
+
+// complain writes a trouble of the monitor's own to its log and tells the daemon.
+func (s *server) complain(text string) {
+	log.Print(text)
+	s.tell(func(conn *monitor.Conn) error {
+		return conn.Send(&monitor.Message{Op: monitor.OpTrouble, Error: &monitor.Error{Text: text}})
+	})
 }
 
 func (s *server) find(id string) (*container, error) {

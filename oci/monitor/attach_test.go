@@ -51,6 +51,11 @@ func TestOlderMonitorCannotAttach(t *testing.T) {
 	}
 	defer os.RemoveAll(dir)
 	socket := filepath.Join(dir, "monitor.sock")
+	lock, err := Lock(socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer lock.Close()
 	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: socket, Net: "unix"})
 	if err != nil {
 		t.Fatal(err)

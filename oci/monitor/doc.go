@@ -21,7 +21,8 @@
 // Renewing is the monitor's change to another build in place, by execve: same
 // process, same children, same descriptors.
 //
-// On disk: the socket and, beside it, <socket>.lock, held by a living monitor;
+// On disk: the socket and, beside it, <socket>.lock, held by a living monitor, as is
+// a lock on their directory;
 // in each bundle monitor.json (the Container, written when it is made) and
 // exit.json (its Exit, written once, when its init has ended).
 package monitor

@@ -17,56 +17,88 @@ import (
 // startLimit is how long a new monitor may take until it listens.
 const startLimit = time.Minute
 
-// Lock takes the lock that one living monitor holds. unix.EWOULDBLOCK when
-// another one has it. It is released with the file.
-func Lock(socket string) (*os.File, error) {
-	f, err := os.OpenFile(socket+".lock", os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW, 0o600)
-	if err != nil {
-		return nil, fmt.Errorf("open the monitor's lock: %w", err)
-	}
-	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
-		_ = f.Close()
-		return nil, fmt.Errorf("take the lock %s.lock: %w", socket, err)
-	}
-	return f, nil
-}
-
-// dialOrStart connects to the monitor, starting one when nobody listens. Two
-// that are started at once settle it by Lock.
+// dialOrStart connects to the monitor, starting one when none listens. Two that are
+// started at once settle it by Lock. One whose socket was removed, or replaced, is
+// asked to listen again.
 func dialOrStart(ctx context.Context, o Options) (*Conn, error) {
 	if len(o.Socket) > 100 {
 		return nil, fmt.Errorf("socket path %s is longer than 100 bytes: %w", o.Socket, ErrUnavailable)
 	}
 	deadline := time.Now().Add(startLimit)
-	for {
+	var second error // of the last attempt that found another monitor
+	for wait := 20 * time.Millisecond; ; wait = min(2*wait, time.Second) {
 		conn, err := dial(o.Socket)
 		if err == nil {
 			return conn, nil
 		}
-		if !errors.Is(err, unix.ECONNREFUSED) && !errors.Is(err, os.ErrNotExist) {
+		if !vacant(err) {
 			return nil, fmt.Errorf("%w: %w", ErrUnavailable, err)
 		}
 		serr := start(ctx, o)
 		if serr == nil {
 			continue
 		}
+		if errors.Is(serr, errSecond) {
+			second = prompt(o.Socket)
+			serr = second
+		} else if ctx.Err() != nil && second != nil {
+			serr = second
+		}
 		if ctx.Err() != nil || time.Now().After(deadline) || !errors.Is(serr, errSecond) {
 			return nil, fmt.Errorf("start %s: %w: %w", o.Binary, ErrUnavailable, serr)
 		}
-		time.Sleep(20 * time.Millisecond) // the other one is about to listen, or to end
+		select { // the other one is about to listen, or to end
+		case <-time.After(wait):
+		case <-ctx.Done():
+		}
 	}
 }
 
+// dial refuses whoever listens at the monitor's path without having its lock.
 func dial(socket string) (*Conn, error) {
 	c, err := net.DialUnix("unix", nil, &net.UnixAddr{Name: socket, Net: "unix"})
 	if err != nil {
 		return nil, fmt.Errorf("connect to the monitor: %w", err)
 	}
-	return NewConn(c), nil
+	conn := NewConn(c)
+	_, pid, err := conn.Peer()
+	if err != nil || pid == 0 { // of another PID namespace: nothing is known of it
+		return conn, nil
+	}
+	if is, err := holds(pid, lockOf(socket)); err == nil && !is {
+		_ = conn.Close()
+		return nil, fmt.Errorf("connect to the monitor: %s listens at %s: %w", Whereabouts(pid), socket, errStranger)
+	}
+	return conn, nil
+}
+
+// errStranger: who listens at the path is no monitor, or one that has ended since.
+var errStranger = errors.New("it does not hold the monitor's lock")
+
+// vacant says that no monitor listens at the path, whatever is there.
+func vacant(err error) bool {
+	for _, is := range []error{errStranger, unix.ECONNREFUSED, unix.ENOENT, unix.ELOOP, unix.EPROTOTYPE} {
+		if errors.Is(err, is) {
+			return true
+		}
+	}
+	return false
 }
 
 // errSecond: the monitor ended at once since another one has the lock.
 var errSecond = errors.New("another monitor holds the lock")
+
+// prompt asks the monitor that holds the lock and does not listen to listen again.
+// It returns errSecond in any case, with what there is to know of that monitor.
+func prompt(socket string) error {
+	pid := holder(lockOf(socket))
+	if pid == 0 {
+		return errSecond
+	}
+	_ = unix.Kill(pid, unix.SIGHUP) // every build catches it
+	return fmt.Errorf("%w, %s, and does not listen at %s: see \"A monitor that cannot be reached\" in docs/operating.md",
+		errSecond, Whereabouts(pid), socket)
+}
 
 // ExitSecond is the exit status of a monitor that found the lock taken.
 const ExitSecond = 9

@@ -195,8 +195,8 @@ func TestExitsWhileTheMonitorIsDead(t *testing.T) {
 func TestOnlyOneMonitor(t *testing.T) {
 	n := newNode(t)
 	pid := n.client.MonitorPID()
-	if f, err := monitor.Lock(n.dir + "/monitor.sock"); !errors.Is(err, unix.EWOULDBLOCK) {
-		_ = f.Close()
+	if l, err := monitor.Lock(n.dir + "/monitor.sock"); !errors.Is(err, unix.EWOULDBLOCK) {
+		l.Close()
 		t.Errorf("lock beside a living monitor: %v", err)
 	}
 	p, err := os.StartProcess(n.binary, []string{n.binary, "--socket", n.dir + "/monitor.sock"}, &os.ProcAttr{})
