@@ -250,15 +250,6 @@ func (j job) setOrigin(img *saved, before *saved) {
 	img.Imported = imported
 }
 
-// origin of what an archive brings: transport and file, as policies name them.
-func originOf(transport, file string) (string, error) {
-	path, err := filepath.Abs(file)
-	if err == nil {
-		path, err = filepath.EvalSymlinks(path)
-	}
-	return transport + ":" + path, err
-}
-
 // archived is the name of an image in an archive, for policies only: the archive
 // may be gone.
 type archived struct {

@@ -29,13 +29,43 @@ import (
 type ImportRequest struct {
 	File string
 	Pin  bool // pin its images, see Store.Pin
+	// Bring is asked where to read the archive; nil: where it is.
+	Bring Bring
+
+	from Brought // what Bring said
+}
+
+// Brought is an archive that others may serve, ready to be read.
+type Brought struct {
+	At   string // itself, or a copy
+	Real string // its own path without symlinks
+	Done func() // to be called when it is not read any more
+}
+
+// Bring makes an archive ready to be read, or says why it cannot be.
+type Bring func(ctx context.Context, file string) (Brought, error)
+
+// bring is for a request without one.
+func (r *ImportRequest) bring(ctx context.Context) (err error) {
+	if r.Bring != nil {
+		r.from, err = r.Bring(ctx, r.File)
+		return err
+	}
+	r.from = Brought{At: r.File, Done: func() {}}
+	if r.from.Real, err = filepath.Abs(r.File); err == nil {
+		r.from.Real, err = filepath.EvalSymlinks(r.from.Real)
+	}
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil // whoever opens it says so
+	}
+	return err
 }
 
 // Import takes in the images of an archive as `docker save` or a tool for OCI
 // layouts writes them, plain or compressed with gzip or zstd. It returns a
 // name, or an id where there is no name, for each image. It blocks; a done ctx
 // ends it. Images that were taken in before an error stay, and are returned
-// with it. The error is an *Error, or ctx's.
+// with it. The error is an *Error, that of Bring, or ctx's.
 func (s *Store) Import(ctx context.Context, r ImportRequest) ([]string, error) {
 	leave, ok := s.flights.enter(s.life)
 	if !ok {
@@ -45,6 +75,10 @@ func (s *Store) Import(ctx context.Context, r ImportRequest) ([]string, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	defer context.AfterFunc(s.life, cancel)()
+	if err := r.bring(ctx); err != nil {
+		return nil, fmt.Errorf("import %s: %w", r.File, err)
+	}
+	defer r.from.Done()
 	names, err := s.importFile(ctx, r)
 	if err != nil {
 		err = s.describe("import", r.File, err, nil)
@@ -53,7 +87,7 @@ func (s *Store) Import(ctx context.Context, r ImportRequest) ([]string, error) {
 }
 
 func (s *Store) importFile(ctx context.Context, r ImportRequest) ([]string, error) {
-	found, err := lookInto(r.File)
+	found, err := lookInto(r.from.At)
 	if err != nil {
 		return nil, err
 	}
@@ -128,9 +162,7 @@ func (s *Store) archiveJob(transport string, r ImportRequest) (job, error) {
 	if j.policy, err = policy.Read(path); err != nil {
 		return j, err
 	}
-	if j.origin, err = originOf(transport, r.File); err != nil {
-		return j, err
-	}
+	j.origin = transport + ":" + r.from.Real
 	j.sys = s.system()
 	return j, nil
 }
@@ -141,7 +173,7 @@ func (s *Store) importDocker(ctx context.Context, r ImportRequest, found content
 	if err != nil {
 		return nil, err
 	}
-	file, done, err := s.withoutLinks(ctx, r.File, found)
+	file, done, err := s.withoutLinks(ctx, r.from.At, found)
 	if err != nil {
 		return nil, err
 	}
@@ -204,7 +236,7 @@ func (s *Store) importLayout(ctx context.Context, r ImportRequest) ([]string, er
 		return nil, err
 	}
 	defer s.disk.removeAll(dir)
-	if err := unpackLayout(ctx, r.File, dir); err != nil {
+	if err := unpackLayout(ctx, r.from.At, dir); err != nil {
 		return nil, err
 	}
 	var index ispec.Index

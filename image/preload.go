@@ -53,9 +53,9 @@ type preload struct {
 // size and time of change as long as it is there. One that fails keeps no other out, and is tried again
 // at the next call. report is called with each that was tried, by several at once. A
 // directory that is not there has no archives. It blocks until all is done; the error
-// is of the directory, the record, or ctx.
-func (s *Store) Preload(ctx context.Context, dir string, report func(Preloaded)) error {
-	p := &preloading{store: s, dir: dir, report: report, known: s.loadPreloads()}
+// is of the directory, the record, or ctx. bring is that of an ImportRequest.
+func (s *Store) Preload(ctx context.Context, dir string, bring Bring, report func(Preloaded)) error {
+	p := &preloading{store: s, dir: dir, bring: bring, report: report, known: s.loadPreloads()}
 	there := map[string]bool{}
 	var group errgroup.Group
 	group.SetLimit(min(preloadsAtOnce, runtime.GOMAXPROCS(0)))
@@ -99,6 +99,7 @@ func isPreload(name string) bool {
 type preloading struct {
 	store  *Store
 	dir    string
+	bring  Bring
 	report func(Preloaded)
 
 	mu      sync.Mutex
@@ -119,7 +120,7 @@ func (p *preloading) file(ctx context.Context, name string) error {
 		return nil
 	}
 	if err == nil {
-		out.Images, err = p.store.Import(ctx, ImportRequest{File: out.File, Pin: out.Pinned})
+		out.Images, err = p.store.Import(ctx, ImportRequest{File: out.File, Pin: out.Pinned, Bring: p.bring})
 	}
 	if ctx.Err() != nil {
 		return ctx.Err()

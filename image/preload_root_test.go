@@ -19,7 +19,7 @@ func preloadAll(t *testing.T, s *Store, dir string) map[string]Preloaded {
 	t.Helper()
 	var mu sync.Mutex
 	done := map[string]Preloaded{}
-	err := s.Preload(t.Context(), dir, func(p Preloaded) {
+	err := s.Preload(t.Context(), dir, nil, func(p Preloaded) {
 		mu.Lock()
 		defer mu.Unlock()
 		done[strings.TrimPrefix(p.File, dir+"/")] = p
@@ -172,14 +172,14 @@ func TestPreloadThatIsBrokenOff(t *testing.T) {
 	s := open(t, t.TempDir(), nil)
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if err := s.Preload(ctx, dir, func(p Preloaded) { t.Errorf("%+v", p) }); !errors.Is(err, context.Canceled) {
+	if err := s.Preload(ctx, dir, nil, func(p Preloaded) { t.Errorf("%+v", p) }); !errors.Is(err, context.Canceled) {
 		t.Errorf("%v", err)
 	}
 	if done := preloadAll(t, s, dir); len(done) != 4 {
 		t.Errorf("afterwards: %v", done)
 	}
 	file := filepath.Join(dir, "docker.tar.gz")
-	if err := s.Preload(t.Context(), file, nil); err == nil || !strings.Contains(err.Error(), file) {
+	if err := s.Preload(t.Context(), file, nil, nil); err == nil || !strings.Contains(err.Error(), file) {
 		t.Errorf("a file instead of a directory: %v", err)
 	}
 }

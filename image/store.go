@@ -91,6 +91,16 @@ type view struct {
 	overhead layer.Usage        // everything that is not a layer
 }
 
+// Scratch makes a directory for a caller's files that are as large as images. The
+// caller removes it; what a killed daemon leaves there goes at the next start.
+func (s *Store) Scratch() (string, error) {
+	dir, err := s.disk.mkdirTemp(s.staging(), "scratch-")
+	if err != nil {
+		return "", fmt.Errorf("make scratch directory: %w", err)
+	}
+	return dir, nil
+}
+
 // Usage is what the store takes on its filesystem.
 type Usage struct {
 	Mountpoint string // the store's root directory

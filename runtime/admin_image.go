@@ -3,7 +3,10 @@ package runtime
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
+	"io/fs"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -141,7 +144,10 @@ func (s *Service) importImage(ctx context.Context, req *admin.ImportRequest) (*a
 	if !filepath.IsAbs(req.Path) {
 		return nil, fmt.Errorf("%w: path %q is not absolute", errInvalid, req.Path)
 	}
-	names, err := s.Images.Import(ctx, image.ImportRequest{File: req.Path, Pin: req.Pin})
+	if err := s.answerPolicy(ctx); err != nil {
+		return nil, err
+	}
+	names, err := s.Images.Import(ctx, image.ImportRequest{File: req.Path, Pin: req.Pin, Bring: s.bringArchive})
 	if err != nil {
 		return nil, err
 	}
@@ -157,31 +163,61 @@ func (s *Service) exportImage(ctx context.Context, req *admin.ExportRequest) (*a
 		return nil, fmt.Errorf("%w: path %q is not absolute", errInvalid, req.Path)
 	}
 	path := filepath.Clean(req.Path)
-	if err := s.checkExportPath(path); err != nil {
+	served, err := s.checkExportPath(ctx, path)
+	if err != nil {
 		return nil, err
 	}
-	e, err := s.Images.Export(ctx, req.Image, path)
+	at := path
+	if served {
+		dir, err := s.Images.Scratch()
+		if err != nil {
+			return nil, err
+		}
+		defer os.RemoveAll(dir)
+		at = filepath.Join(dir, filepath.Base(path)) // its end says how it is compressed
+	}
+	e, err := s.Images.Export(ctx, req.Image, at)
+	if err == nil && served {
+		err = s.Outside.Deliver(ctx, at, path)
+	}
 	if err != nil {
 		return nil, err
 	}
 	return &admin.ExportReply{ID: e.ID, Names: slices.Concat([]string{}, e.Names), Bytes: e.Bytes, Exact: e.Exact}, nil
 }
 
-// checkExportPath wants a directory that is there and not the daemon's own: whatever
-// lies in those is a record or may be removed as nobody's.
-func (s *Service) checkExportPath(path string) error {
-	dir, err := filepath.EvalSymlinks(filepath.Dir(path))
+// bringArchive is an image.Bring.
+func (s *Service) bringArchive(ctx context.Context, file string) (image.Brought, error) {
+	b := image.Brought{Real: file}
+	var err error
+	if b.At, b.Done, err = s.brought(ctx, "archive", file); err != nil {
+		return b, err
+	}
+	if f, err := s.Outside.For(ctx).Find(file); err == nil && f.Path != "" {
+		b.Real = f.Path
+	}
+	return b, nil
+}
+
+// checkExportPath wants a new file in a directory that is there and not the daemon's
+// own: whatever lies in those is a record or may be removed as nobody's. It tells
+// whether the directory is served.
+func (s *Service) checkExportPath(ctx context.Context, path string) (served bool, err error) {
+	dir, err := s.placed(ctx, "path", path)
+	if errors.Is(err, fs.ErrExist) {
+		return false, fmt.Errorf("export image to %s: %w", path, image.ErrFileExists)
+	}
 	if err != nil {
-		return fmt.Errorf("%w: path %q: %w", errInvalid, path, err)
+		return false, err
 	}
 	for _, own := range []string{s.Config().Root, s.Config().State} {
 		real, err := filepath.EvalSymlinks(own)
 		if err != nil {
-			return fmt.Errorf("resolve %s: %w", own, err)
+			return false, fmt.Errorf("resolve %s: %w", own, err)
 		}
-		if dir == real || strings.HasPrefix(dir, real+"/") {
-			return fmt.Errorf("%w: path %q is in the daemon's own directory %s", errInvalid, path, own)
+		if dir.Path == real || strings.HasPrefix(dir.Path, real+"/") {
+			return false, fmt.Errorf("%w: path %q is in the daemon's own directory %s", errInvalid, path, own)
 		}
 	}
-	return nil
+	return dir.Served, nil
 }

@@ -2,7 +2,9 @@ package runtime
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
@@ -26,7 +28,8 @@ func (s *Service) CheckpointContainer(ctx context.Context, req *cri.CheckpointCo
 	if err != nil {
 		return nil, err
 	}
-	if err := checkLocation(req.GetLocation()); err != nil {
+	served, err := s.checkLocation(ctx, req.GetLocation())
+	if err != nil {
 		return nil, err
 	}
 	limit := operationLimit
@@ -47,7 +50,7 @@ func (s *Service) CheckpointContainer(ctx context.Context, req *cri.CheckpointCo
 			return "", err
 		}
 		defer open()
-		return "", s.checkpointContainer(ctx, op, rt, c, req.GetLocation())
+		return "", s.checkpointContainer(ctx, op, rt, c, placedFile{req.GetLocation(), served})
 	})
 	if err != nil {
 		return nil, err
@@ -55,18 +58,22 @@ func (s *Service) CheckpointContainer(ctx context.Context, req *cri.CheckpointCo
 	return &cri.CheckpointContainerResponse{}, nil
 }
 
-// checkLocation refuses what cannot become a new file.
-func checkLocation(path string) error {
+// placedFile is where an archive goes.
+type placedFile struct {
+	path   string
+	served bool
+}
+
+// checkLocation refuses what cannot become a new file, and tells whether it is served.
+func (s *Service) checkLocation(ctx context.Context, path string) (served bool, err error) {
 	if !filepath.IsAbs(path) || strings.ContainsFunc(path, unicode.IsControl) || strings.HasSuffix(path, "/") {
-		return fmt.Errorf("%w: location %q is no absolute path of a file", errInvalid, path)
+		return false, fmt.Errorf("%w: location %q is no absolute path of a file", errInvalid, path)
 	}
-	if info, err := os.Stat(filepath.Dir(path)); err != nil || !info.IsDir() {
-		return fmt.Errorf("%w: location %q: its directory does not exist", errInvalid, path)
+	dir, err := s.placed(ctx, "location", path)
+	if errors.Is(err, fs.ErrExist) {
+		err = fmt.Errorf("location %q: %w", path, checkpoint.ErrExists)
 	}
-	if _, err := os.Lstat(path); err == nil {
-		return fmt.Errorf("location %q: %w", path, checkpoint.ErrExists)
-	}
-	return nil
+	return dir.Served, err
 }
 
 // checkpointRuntime is the OCI runtime of a container that can be checkpointed.
@@ -89,7 +96,7 @@ func (s *Service) checkpointRuntime(ctx context.Context, c *sandbox.Container) (
 	return rt, rt.CanCheckpoint(ctx)
 }
 
-func (s *Service) checkpointContainer(ctx context.Context, op *operation.Operation, rt oci.Runtime, c *sandbox.Container, location string) error {
+func (s *Service) checkpointContainer(ctx context.Context, op *operation.Operation, rt oci.Runtime, c *sandbox.Container, location placedFile) error {
 	scratch := filepath.Join(s.Records.Containers.Dir(c.ID), "checkpointing")
 	if err := os.RemoveAll(scratch); err != nil { // of a daemon that was killed
 		return fmt.Errorf("remove an earlier attempt: %w", err)
@@ -112,7 +119,17 @@ func (s *Service) checkpointContainer(ctx context.Context, op *operation.Operati
 		return err
 	}
 	op.Step("write the archive")
-	return checkpoint.WriteArchive(ctx, location, a)
+	if !location.served {
+		return checkpoint.WriteArchive(ctx, location.path, a)
+	}
+	own := filepath.Join(scratch, "archive.tar")
+	if err := checkpoint.WriteArchive(ctx, own, a); err != nil {
+		return err
+	}
+	if err := s.Outside.Deliver(ctx, own, location.path); err != nil {
+		return fmt.Errorf("write checkpoint: location: %w", err)
+	}
+	return nil
 }
 
 func (s *Service) checkpointConfig(c *sandbox.Container) checkpoint.Config {

@@ -34,7 +34,8 @@ func (s *Service) CheckpointPod(ctx context.Context, req *cri.CheckpointPodReque
 	if err := checkOptions(req.GetOptions()); err != nil {
 		return nil, err
 	}
-	if err := checkOutput(req.GetOutputPath()); err != nil {
+	served, err := s.checkOutput(ctx, req.GetOutputPath())
+	if err != nil {
 		return nil, err
 	}
 	containers, rt, err := s.selected(ctx, sb, req.GetContainerIds())
@@ -49,7 +50,7 @@ func (s *Service) CheckpointPod(ctx context.Context, req *cri.CheckpointPodReque
 			return "", err
 		}
 		defer open()
-		return "", s.checkpointPod(ctx, op, podCheckpoint{sb: sb, rt: rt, containers: containers, path: req.GetOutputPath()})
+		return "", s.checkpointPod(ctx, op, podCheckpoint{sb: sb, rt: rt, containers: containers, path: req.GetOutputPath(), served: served})
 	})
 	if err != nil {
 		return nil, err
@@ -74,23 +75,30 @@ func checkOptions(options map[string]string) error {
 	return nil
 }
 
-// checkOutput takes an empty directory.
-func checkOutput(path string) error {
+// checkOutput takes an empty directory, and tells whether it is served.
+func (s *Service) checkOutput(ctx context.Context, path string) (served bool, err error) {
 	if !filepath.IsAbs(path) {
-		return fmt.Errorf("%w: output_path %q is not absolute", errInvalid, path)
+		return false, fmt.Errorf("%w: output_path %q is not absolute", errInvalid, path)
+	}
+	if err := s.Outside.Answer(ctx, path); err != nil {
+		return false, fmt.Errorf("output_path: %w", err)
 	}
 	info, err := os.Lstat(path)
 	if err != nil || !info.IsDir() {
-		return fmt.Errorf("%w: output_path %q is no directory", errInvalid, path)
+		return false, fmt.Errorf("%w: output_path %q is no directory", errInvalid, path)
 	}
 	entries, err := os.ReadDir(path)
 	if err != nil {
-		return fmt.Errorf("read output_path: %w", err)
+		return false, fmt.Errorf("read output_path: %w", err)
 	}
 	if len(entries) > 0 {
-		return fmt.Errorf("%w: output_path %q is not empty: it has %q", errInvalid, path, entries[0].Name())
+		return false, fmt.Errorf("%w: output_path %q is not empty: it has %q", errInvalid, path, entries[0].Name())
 	}
-	return nil
+	f, err := s.Outside.For(ctx).Find(path)
+	if err != nil {
+		return false, fmt.Errorf("output_path: %w", err)
+	}
+	return f.Served, nil
 }
 
 // selected are the containers of a request: each of the pod, running, once.
@@ -152,6 +160,7 @@ type podCheckpoint struct {
 	rt         oci.Runtime
 	containers []*sandbox.Container
 	path       string
+	served     bool // path is: what is captured goes there when the pod goes on
 }
 
 func (s *Service) checkpointPod(ctx context.Context, op *operation.Operation, p podCheckpoint) error {
@@ -160,21 +169,61 @@ func (s *Service) checkpointPod(ctx context.Context, op *operation.Operation, p 
 	if _, err := s.Records.Sandboxes.Update(p.sb.ID, func(sb *sandbox.Sandbox) { sb.Checkpointing = p.path }); err != nil {
 		return err
 	}
-	op.Step("freeze the pod")
-	err := s.frozen(ctx, p.rt, p.containers, func() error {
-		op.Step("write its state")
-		return s.capturePod(ctx, p)
-	})
+	err := s.captureFrozen(ctx, op, p)
 	if err == nil && ctx.Err() != nil {
 		err = ctx.Err()
 	}
 	if err != nil {
-		err = errors.Join(fmt.Errorf("checkpoint pod %s: %w", p.sb.ID, err), checkpoint.Discard(p.path))
+		tidy, cancel := context.WithTimeout(context.WithoutCancel(ctx), discardPatience)
+		defer cancel()
+		err = errors.Join(fmt.Errorf("checkpoint pod %s: %w", p.sb.ID, err), s.discardCheckpoint(tidy, p.path))
 	}
 	if _, uerr := s.Records.Sandboxes.Update(p.sb.ID, func(sb *sandbox.Sandbox) { sb.Checkpointing = "" }); uerr != nil {
 		s.Log.WithError(uerr).WithField("sandbox", p.sb.ID).Warn("record of a checkpoint's end")
 	}
 	return err
+}
+
+// captureFrozen writes the state of a pod that is frozen meanwhile, and no longer than
+// that takes: what does not answer keeps no pod from going on.
+func (s *Service) captureFrozen(ctx context.Context, op *operation.Operation, p podCheckpoint) error {
+	to := p
+	if p.served {
+		dir, err := s.Images.Scratch()
+		if err != nil {
+			return err
+		}
+		defer os.RemoveAll(dir)
+		to.path = dir
+	}
+	op.Step("freeze the pod")
+	err := s.frozen(ctx, p.rt, p.containers, func() error {
+		op.Step("write its state")
+		return s.capturePod(ctx, to)
+	})
+	if err != nil || !p.served {
+		return err
+	}
+	op.Step("write the checkpoint")
+	if err := s.Outside.Deliver(ctx, to.path, p.path); err != nil {
+		return fmt.Errorf("output_path: %w", err)
+	}
+	return nil
+}
+
+// discardPatience is how long the removal of an unfinished checkpoint may take before
+// it is left to the next start.
+const discardPatience = 5 * time.Second
+
+// discardCheckpoint removes what a checkpoint of a pod has written, and nothing else.
+// Idempotent.
+func (s *Service) discardCheckpoint(ctx context.Context, dir string) error {
+	for _, path := range checkpoint.Made(dir) {
+		if err := s.Outside.Remove(ctx, path); err != nil {
+			return fmt.Errorf("discard checkpoint: %w", err)
+		}
+	}
+	return nil
 }
 
 func (s *Service) capturePod(ctx context.Context, p podCheckpoint) error {
@@ -213,7 +262,7 @@ func (s *Service) thaw() {
 		if sb.Checkpointing == "" || sb.BootID != s.bootID {
 			continue
 		}
-		err := checkpoint.Discard(sb.Checkpointing)
+		var err error
 		for _, c := range s.Records.ContainersOf(sb.ID) {
 			rt, rerr := s.runtimeOf(c)
 			if rerr == nil {
@@ -221,6 +270,9 @@ func (s *Service) thaw() {
 			}
 			err = errors.Join(err, rerr)
 		}
+		tidy, cancel := context.WithTimeout(context.Background(), discardPatience)
+		err = errors.Join(err, s.discardCheckpoint(tidy, sb.Checkpointing))
+		cancel()
 		if err == nil {
 			_, err = s.Records.Sandboxes.Update(sb.ID, func(sb *sandbox.Sandbox) { sb.Checkpointing = "" })
 		}

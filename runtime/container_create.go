@@ -211,10 +211,13 @@ func (s *Service) createRequest(ctx context.Context, sb *sandbox.Sandbox, c *san
 }
 
 // injectCDI adds the CDI devices that the request names.
-func (s *Service) injectCDI(sp *rspec.Spec, config *cri.ContainerConfig) error {
+func (s *Service) injectCDI(ctx context.Context, sp *rspec.Spec, config *cri.ContainerConfig) error {
 	names, err := spec.CDIDevices(config)
-	if err != nil {
+	if err != nil || len(names) == 0 {
 		return err
+	}
+	if err := s.answer(ctx, keyedPaths{"runtime.cdi_dirs", s.Config().Runtime.CDIDirs}); err != nil {
+		return fmt.Errorf("CDI_devices: %w", err)
 	}
 	return s.cdi.Inject(sp, names)
 }
@@ -223,7 +226,7 @@ func (s *Service) injectCDI(sp *rspec.Spec, config *cri.ContainerConfig) error {
 // devices it names, and last what NRI plugins adjust.
 func (s *Service) specify(ctx context.Context, op *operation.Operation, sb *sandbox.Sandbox, c *sandbox.Container, in spec.ContainerInput) (*rspec.Spec, error) {
 	op.Step("relabel volumes")
-	if err := s.relabelMounts(in); err != nil {
+	if err := s.relabelMounts(ctx, in); err != nil {
 		return nil, err
 	}
 	op.Step("make spec")
@@ -234,7 +237,8 @@ func (s *Service) specify(ctx context.Context, op *operation.Operation, sb *sand
 	for _, w := range warnings {
 		s.warn(logrus.Fields{"container": c.ID, "sandbox": sb.ID}, w)
 	}
-	if err := s.injectCDI(sp, c.Config.Message); err != nil {
+	op.Step("look at CDI files")
+	if err := s.injectCDI(ctx, sp, c.Config.Message); err != nil {
 		return nil, err
 	}
 	op.Step("ask NRI plugins")

@@ -64,6 +64,9 @@ func (s *Service) findImages(config *cri.ContainerConfig) (containerImages, erro
 // admitImages asks the signature policy of the pod's namespace about each image
 // that a container needs, also those that it admitted when they were pulled.
 func (s *Service) admitImages(ctx context.Context, sb *sandbox.Sandbox, config *cri.ContainerConfig, images containerImages) error {
+	if err := s.answerPolicy(ctx); err != nil {
+		return err
+	}
 	ask := func(field string, i *cri.ImageSpec, img *image.Record) error {
 		name := i.GetUserSpecifiedImage()
 		if name == "" {

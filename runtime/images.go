@@ -41,6 +41,9 @@ func (i *imageService) PullImage(ctx context.Context, req *cri.PullImageRequest)
 			IdentityToken: a.GetIdentityToken(), RegistryToken: a.GetRegistryToken(),
 		}
 	}
+	if err := i.service.answerRegistries(ctx, ref); err != nil {
+		return nil, fmt.Errorf("pull image %q: %w", ref, err)
+	}
 	id, err := i.service.Images.Pull(ctx, pull)
 	switch {
 	case errors.Is(err, image.ErrRegistryUnavailable): // the kubelet reads the first word

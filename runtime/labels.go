@@ -1,6 +1,7 @@
 package runtime
 
 import (
+	"context"
 	"fmt"
 
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
@@ -76,7 +77,7 @@ func (s *Service) labelFile(sb *sandbox.Sandbox, path string) error {
 }
 
 // relabelMounts gives the volumes that ask for it to the container.
-func (s *Service) relabelMounts(in spec.ContainerInput) error {
+func (s *Service) relabelMounts(ctx context.Context, in spec.ContainerInput) error {
 	if s.SELinux == nil || in.Labels.Mount == "" {
 		return nil
 	}
@@ -85,8 +86,14 @@ func (s *Service) relabelMounts(in spec.ContainerInput) error {
 			continue
 		}
 		field := fmt.Sprintf("mounts[%d].host_path", i)
-		if err := s.SELinux.Relabel(field, in.Resolved.MountSources[i], in.Labels, s.Config().Root, s.Config().State); err != nil {
+		source := in.Resolved.MountSources[i]
+		if wanted, err := s.SELinux.Relabels(field, source, in.Labels, s.Config().Root, s.Config().State); err != nil {
 			return err
+		} else if !wanted {
+			continue
+		}
+		if err := s.Outside.Relabel(ctx, source, in.Labels.Mount); err != nil {
+			return fmt.Errorf("relabel %s %q as %s: %w", field, source, in.Labels.Mount, err)
 		}
 	}
 	return nil

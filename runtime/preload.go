@@ -29,10 +29,18 @@ func (s *Service) preload() {
 	if dir == "" {
 		dir = filepath.Join(s.Config().Root, "preload")
 	}
-	err := s.Images.Preload(ctx, dir, s.logPreload)
+	err := s.preloadFrom(ctx, dir)
 	if err != nil && ctx.Err() == nil {
 		s.Log.WithError(err).Error("the preload directory was not imported, or not all of it")
 	}
+}
+
+// preloadFrom tells of a directory that does not answer before anything waits for it.
+func (s *Service) preloadFrom(ctx context.Context, dir string) error {
+	if err := s.answer(ctx, keyedPaths{"image.preload_dir", []string{dir}}); err != nil {
+		return err
+	}
+	return s.Images.Preload(ctx, dir, s.bringArchive, s.logPreload)
 }
 
 func (s *Service) logPreload(p image.Preloaded) {

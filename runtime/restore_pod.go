@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"reflect"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	rspec "github.com/opencontainers/runtime-spec/specs-go"
@@ -37,19 +38,32 @@ func (s *Service) RestorePod(ctx context.Context, req *cri.RestorePodRequest) (*
 	if err := checkOptions(req.GetOptions()); err != nil {
 		return nil, err
 	}
-	pod, err := s.readCheckpoint(ctx, req)
+	at, done, err := s.broughtCheckpoint(ctx, req.GetCheckpointPath())
 	if err != nil {
 		return nil, err
 	}
+	pod, err := s.readCheckpoint(ctx, req, at)
+	if err != nil {
+		done()
+		return nil, err
+	}
+	var begun atomic.Bool // a call that joins another one does not restore
 	name := sandbox.SandboxName(req.GetConfig().GetMetadata())
 	id, err := s.operations.Do(ctx, operation.Request{
 		Key: "run " + name, Verb: "RestorePod", Object: name, Limit: left,
 	}, func(ctx context.Context, op *operation.Operation) (string, error) {
+		if begun.Swap(true) {
+			return "", context.Canceled // its caller has gone before
+		}
+		defer done()
 		if old, err := s.Records.Sandboxes.Named(name); err == nil {
 			return "", fmt.Errorf("%w: %q is %s; a pod is restored only anew", sandbox.ErrNameInUse, name, old.ID)
 		}
-		return s.restorePod(ctx, op, run, req, pod)
+		return s.restorePod(ctx, op, run, restoring{req, at, pod})
 	})
+	if !begun.Swap(true) {
+		done()
+	}
 	if err != nil {
 		return nil, refused(err)
 	}
@@ -60,12 +74,17 @@ func (s *Service) RestorePod(ctx context.Context, req *cri.RestorePodRequest) (*
 	return reply, nil
 }
 
-// readCheckpoint reads the checkpoint and compares it to the request as far as
-// that is possible before anything is made.
-func (s *Service) readCheckpoint(ctx context.Context, req *cri.RestorePodRequest) (*checkpoint.Pod, error) {
-	if !filepath.IsAbs(req.GetCheckpointPath()) {
-		return nil, fmt.Errorf("%w: checkpoint_path %q is not absolute", errInvalid, req.GetCheckpointPath())
+// broughtCheckpoint is a checkpoint that the daemon may read; see brought.
+func (s *Service) broughtCheckpoint(ctx context.Context, path string) (at string, done func(), err error) {
+	if !filepath.IsAbs(path) {
+		return "", nil, fmt.Errorf("%w: checkpoint_path %q is not absolute", errInvalid, path)
 	}
+	return s.brought(ctx, "checkpoint_path", path)
+}
+
+// readCheckpoint reads the checkpoint, which is at a path of the daemon's choice, and compares it to the request as far as
+// that is possible before anything is made.
+func (s *Service) readCheckpoint(ctx context.Context, req *cri.RestorePodRequest, at string) (*checkpoint.Pod, error) {
 	if len(req.GetContainerConfigs()) == 0 {
 		return nil, fmt.Errorf("%w: container_configs is empty", errInvalid)
 	}
@@ -74,7 +93,7 @@ func (s *Service) readCheckpoint(ctx context.Context, req *cri.RestorePodRequest
 			return nil, fmt.Errorf("container_configs[%d]: %w", i, err)
 		}
 	}
-	pod, err := checkpoint.Read(req.GetCheckpointPath())
+	pod, err := checkpoint.Read(at)
 	if err != nil {
 		return nil, fmt.Errorf("checkpoint_path %q: %w", req.GetCheckpointPath(), err)
 	}
@@ -124,13 +143,20 @@ func sameContainers(pod *checkpoint.Pod, configs []*cri.ContainerConfig) error {
 	return nil
 }
 
+// restoring is a request with its checkpoint.
+type restoring struct {
+	*cri.RestorePodRequest
+	at  string // where the checkpoint is read
+	pod *checkpoint.Pod
+}
+
 // restorePod runs the pod and makes its containers; what fails removes it all.
-func (s *Service) restorePod(ctx context.Context, op *operation.Operation, run *cri.RunPodSandboxRequest, req *cri.RestorePodRequest, pod *checkpoint.Pod) (string, error) {
+func (s *Service) restorePod(ctx context.Context, op *operation.Operation, run *cri.RunPodSandboxRequest, r restoring) (string, error) {
 	id, err := s.runSandbox(ctx, op, run)
 	if err != nil {
 		return "", err
 	}
-	err = s.restoreContainers(ctx, op, id, req, pod)
+	err = s.restoreContainers(ctx, op, id, r)
 	if err == nil {
 		return id, nil
 	}
@@ -148,15 +174,15 @@ func (s *Service) restorePod(ctx context.Context, op *operation.Operation, run *
 	return "", err
 }
 
-func (s *Service) restoreContainers(ctx context.Context, op *operation.Operation, id string, req *cri.RestorePodRequest, pod *checkpoint.Pod) error {
+func (s *Service) restoreContainers(ctx context.Context, op *operation.Operation, id string, r restoring) error {
 	sb, err := s.readySandbox(id)
 	if err != nil {
 		return err
 	}
-	for i, had := range pod.Containers {
-		n := slices.IndexFunc(req.GetContainerConfigs(), func(c *cri.ContainerConfig) bool { return c.GetMetadata().GetName() == had.Name })
-		from := &restored{dir: req.GetCheckpointPath(), index: i, had: had}
-		if _, err := s.createContainer(ctx, op, sb, req.GetContainerConfigs()[n], from); err != nil {
+	for i, had := range r.pod.Containers {
+		n := slices.IndexFunc(r.GetContainerConfigs(), func(c *cri.ContainerConfig) bool { return c.GetMetadata().GetName() == had.Name })
+		from := &restored{dir: r.at, index: i, had: had}
+		if _, err := s.createContainer(ctx, op, sb, r.GetContainerConfigs()[n], from); err != nil {
 			return fmt.Errorf("container_configs[%d]: %w", n, err)
 		}
 	}

@@ -11,7 +11,7 @@ import (
 
 // load reads and checks a file with its drop-ins; for berth config check, for the
 // daemon's start and for its reload alike.
-func load(file string) (*config.File, error) { return config.Load(file, checkNode) }
+func load(file string) (*config.File, error) { return config.Load(file, answering, checkNode) }
 
 func configCommand() *cobra.Command {
 	c := &cobra.Command{Use: "config", Short: "Print or check the configuration file"}

@@ -36,7 +36,8 @@ func (d *assembled) handlers(ctx context.Context, cfg config.Config, log *logrus
 		return err
 	}
 	parts.Outside = outside.New(outside.Options{Command: []string{binary, "look"}, Limit: time.Duration(cfg.Runtime.HostPathTimeout),
-		Await: operation.Await, Whereabouts: monitor.Whereabouts})
+		LimitKey: "runtime.host_path_timeout", Await: operation.Await, Whereabouts: monitor.Whereabouts})
+	d.outside = parts.Outside
 	d.closers = append(d.closers, parts.Outside.Close)
 	made := make(chan struct{})
 	client, err := monitor.Open(ctx, monitor.Options{

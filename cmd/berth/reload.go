@@ -62,7 +62,12 @@ func (r *reloader) reload() {
 
 // read is what the files ask for, and what of it differs from what is in force.
 func (r *reloader) read() (config.Config, []config.Change, error) {
-	f, err := load(r.file)
+	if err := r.daemon.outside.Answer(context.Background(), r.file, r.file+".d"); err != nil {
+		return config.Config{}, nil, err
+	}
+	// By the daemon's own processes: of a path that hangs there is one, however often
+	// the daemon is told to reload.
+	f, err := config.Load(r.file, func(c config.Config) config.Problems { return unanswered(r.daemon.outside, c) }, checkNode)
 	if err != nil {
 		return config.Config{}, nil, err
 	}

@@ -26,6 +26,7 @@ import (
 	"berth/runtime/resolve"
 	"berth/runtime/selinux"
 	"berth/sandbox"
+	"berth/sandbox/outside"
 )
 
 // stopPatience is how long a stopping daemon waits for operations in progress.
@@ -96,6 +97,7 @@ func setLevel(name string) {
 type assembled struct {
 	service      *runtime.Service
 	images       *image.Store
+	outside      *outside.Looker
 	certificate  *certificate // of the streaming server; nil: no TLS
 	renewMonitor func()       // makes the running monitor the installed one
 	closers      []func()

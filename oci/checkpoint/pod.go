@@ -87,15 +87,10 @@ func Finish(dir string, p Pod) error {
 	return nil
 }
 
-// Discard removes what Begin and Finish made, and nothing else. Idempotent.
-func Discard(dir string) error {
-	if err := os.RemoveAll(filepath.Join(dir, podFile)); err != nil {
-		return fmt.Errorf("discard checkpoint: %w", err)
-	}
-	if err := os.RemoveAll(filepath.Join(dir, podDir)); err != nil {
-		return fmt.Errorf("discard checkpoint: %w", err)
-	}
-	return nil
+// Made is what Begin and Finish make in a directory, in the order in which it is to be
+// removed: what makes it a checkpoint goes first.
+func Made(dir string) []string {
+	return []string{filepath.Join(dir, podFile), filepath.Join(dir, podDir)}
 }
 
 // Read reads and checks the pod.json of a directory. ErrInvalid. Files are not

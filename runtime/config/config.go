@@ -100,7 +100,7 @@ type Runtime struct {
 	CgroupDriver        string             `toml:"cgroup_driver" comment:"Who makes cgroups: systemd, cgroupfs, or auto (systemd where it runs the node). The kubelet asks for it."`
 	UnprivilegedPorts   bool               `toml:"unprivileged_ports" live:"yes" comment:"Let non-root processes of pods with a network of their own bind ports below 1024 and ping."`
 	MissingHostPath     string             `toml:"missing_host_path" live:"yes" comment:"What a mount does whose host path does not exist: create a directory there, or refuse the container."`
-	HostPathTimeout     Duration           `toml:"host_path_timeout" comment:"A path of the node that a pod needs (volume, device, log directory) and that does not answer in this time fails what needs it, with its name (1s to 10m)."`
+	HostPathTimeout     Duration           `toml:"host_path_timeout" comment:"A path of the node (volume, device, log directory, file of the configuration, archive) that does not answer in this time fails what needs it, with its name (1s to 10m)."`
 	SELinux             bool               `toml:"selinux" comment:"Confine pods by SELinux, on a node that has it."`
 	CDIDirs             []string           `toml:"cdi_dirs" live:"yes" comment:"Directories of CDI files (devices by name); of two files for one device that in the later directory counts. Read when a container asks for one."`
 	Handlers            map[string]Handler `toml:"handlers" comment:"Runtime handlers by name."`

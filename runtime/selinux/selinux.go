@@ -42,9 +42,8 @@ const unconfined = "spc_t"
 
 // kernel is what of SELinux needs a kernel that has it.
 type kernel struct {
-	known   func(context string) error       // whether the policy has it
-	relabel func(path, context string) error // a whole tree
-	label   func(path, context string) error // one file
+	known func(context string) error       // whether the policy has it
+	label func(path, context string) error // one file
 }
 
 // Policy makes labels. It is for many goroutines.
@@ -65,9 +64,8 @@ func Open() (*Policy, error) {
 	process, file := selinux.ContainerLabels()
 	selinux.ReleaseLabel(process)
 	return open(process, file, kernel{
-		known:   selinux.SecurityCheckContext,
-		relabel: func(path, context string) error { return selinux.Chcon(path, context, true) },
-		label:   selinux.SetFileLabel,
+		known: selinux.SecurityCheckContext,
+		label: selinux.SetFileLabel,
 	})
 }
 
@@ -214,21 +212,19 @@ var shielded = []string{
 	"/etc/group", "/etc/pam.d", "/etc/passwd", "/etc/pki", "/etc/shadow", "/etc/ssh", "/etc/ssl",
 }
 
-// Relabel gives a tree of the host to a container. path must be free of symlinks;
-// what holds own, berth's directories, is refused like the node's own. A label
-// of the type spc_t needs none. ErrInvalid of package spec.
-func (p *Policy) Relabel(field, path string, l spec.Labels, own ...string) error {
+// Relabels tells whether a tree of the host is to get a container's label, which the
+// caller sets. path must be free of symlinks; what holds own, berth's directories, is
+// refused like the node's own. A container of the type spc_t needs none. ErrInvalid of
+// package spec.
+func (p *Policy) Relabels(field, path string, l spec.Labels, own ...string) (bool, error) {
 	if l.Mount == "" || split(l.Process).kind == unconfined {
-		return nil
+		return false, nil
 	}
 	path = filepath.Clean(path)
 	for _, dir := range slices.Concat(shielded, own) {
 		if path == dir || path == "/" || strings.HasPrefix(dir, path+"/") {
-			return spec.Invalid(field, path, "is the node's own and must not get a container's label")
+			return false, spec.Invalid(field, path, "is the node's own and must not get a container's label")
 		}
 	}
-	if err := p.kernel.relabel(path, l.Mount); err != nil {
-		return fmt.Errorf("relabel %s %q as %s: %w", field, path, l.Mount, err)
-	}
-	return nil
+	return true, nil
 }

@@ -32,8 +32,7 @@ func (f *fake) kernel() kernel {
 			}
 			return nil
 		},
-		relabel: func(path, context string) error { f.calls = append(f.calls, "relabel "+path+" "+context); return nil },
-		label:   func(path, context string) error { f.calls = append(f.calls, "label "+path+" "+context); return nil },
+		label: func(path, context string) error { f.calls = append(f.calls, "label "+path+" "+context); return nil },
 	}
 }
 
@@ -182,20 +181,14 @@ func TestWithoutLevels(t *testing.T) {
 	}
 }
 
-func TestRelabel(t *testing.T) {
+// The node's own directories get no container's label, and no tree gets one that its
+// container does not need.
+func TestRelabels(t *testing.T) {
 	p, f := policy(t)
 	l := pod(t, p, nil)
 	for _, path := range []string{"/", "/etc", "/usr", "/usr/bin", "/var/lib", "/var/lib/", "/home", "/run/berth", "/var/lib/berth", "/data", "/var/../etc", "/var/lib/kubelet"} {
-		err := p.Relabel("mounts[3].host_path", path, l, "/data/berth", "/run/berth", "/var/lib/berth")
+		_, err := p.Relabels("mounts[3].host_path", path, l, "/data/berth", "/run/berth", "/var/lib/berth")
 		if !errors.Is(err, spec.ErrInvalid) || !strings.HasPrefix(err.Error(), "mounts[3].host_path") {
-			t.Errorf("%s: %v", path, err)
-		}
-	}
-	if len(f.calls) != 0 {
-		t.Fatalf("relabelled %q", f.calls)
-	}
-	for _, path := range []string{"/var/lib/kubelet/pods/x/volumes/y", "/srv/data", "/home/me/data", "/database"} {
-		if err := p.Relabel("f", path, l, "/data/berth"); err != nil {
 			t.Errorf("%s: %v", path, err)
 		}
 	}
@@ -203,20 +196,22 @@ func TestRelabel(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for name, none := range map[string]spec.Labels{"spc_t": super, "no labels": {}} {
-		if err := p.Relabel("f", "/srv/other", none); err != nil {
-			t.Errorf("%s: %v", name, err)
+	for _, tc := range []struct {
+		path   string
+		labels spec.Labels
+		want   bool
+	}{
+		{"/var/lib/kubelet/pods/x/volumes/y", l, true}, {"/srv/data", l, true}, {"/home/me/data", l, true}, {"/database", l, true},
+		{"/srv/other", super, false}, {"/srv/other", spec.Labels{}, false}, {"/srv/shared", p.Privileged(), true},
+	} {
+		if got, err := p.Relabels("f", tc.path, tc.labels, "/data/berth"); got != tc.want || err != nil {
+			t.Errorf("%s as %v: %v, %v", tc.path, tc.labels, got, err)
 		}
-	}
-	if err := p.Relabel("f", "/srv/shared", p.Privileged()); err != nil {
-		t.Error(err)
 	}
 	if err := p.Label("/var/lib/berth/x/hosts", l); err != nil {
 		t.Error(err)
 	}
-	want := []string{"relabel /var/lib/kubelet/pods/x/volumes/y " + l.Mount, "relabel /srv/data " + l.Mount, "relabel /home/me/data " + l.Mount,
-		"relabel /database " + l.Mount, "relabel /srv/shared " + p.Privileged().Mount, "label /var/lib/berth/x/hosts " + l.Mount}
-	if !slices.Equal(f.calls, want) {
+	if want := []string{"label /var/lib/berth/x/hosts " + l.Mount}; !slices.Equal(f.calls, want) {
 		t.Errorf("the kernel was told\n%q, want\n%q", f.calls, want)
 	}
 }

@@ -2,15 +2,10 @@ package outside
 
 import (
 	"context"
-	"encoding/json"
-	"errors"
+	"crypto/rand"
 	"fmt"
-	"io"
-	"os"
-	"os/exec"
 	"sync"
 	"sync/atomic"
-	"syscall"
 	"time"
 )
 
@@ -25,7 +20,9 @@ const (
 // Options of a Looker.
 type Options struct {
 	Command []string      // serves looks on its standard input and output, see Serve
-	Limit   time.Duration // of one look
+	Limit   time.Duration // of one look; of what takes long, between two signs of life
+	// LimitKey is what an operator knows the limit by, for messages. May be empty.
+	LimitKey string
 	// Await hears of each look when it begins, with the pid of its process, and is
 	// called back when it is over. May be nil.
 	Await func(ctx context.Context, what string, pid int) (done func())
@@ -52,15 +49,6 @@ type look struct {
 	pid   atomic.Int64  // of its process; 0 before there is one
 }
 
-// process is a child that serves looks.
-type process struct {
-	cmd   *exec.Cmd
-	in    io.WriteCloser
-	out   *os.File
-	reply *json.Decoder
-	since time.Time // idle since
-}
-
 // New starts nothing yet.
 func New(o Options) *Looker {
 	return &Looker{o: o, slots: make(chan struct{}, maxLooks), looks: map[string]*look{}}
@@ -79,6 +67,55 @@ func (l *Looker) Close() {
 
 // For is a Host whose looks end with ctx, or after Options.Limit.
 func (l *Looker) For(ctx context.Context) Host { return bound{l, ctx} }
+
+// Answer tells whether paths answer: it opens and begins to read what lies there,
+// of a directory also its files and those of the directories in it, as whoever reads
+// configuration there will. What is missing or cannot be read answers. The error is
+// of the first that does not.
+func (l *Looker) Answer(ctx context.Context, paths ...string) error {
+	for _, path := range paths {
+		if path == "" {
+			continue
+		}
+		if _, err := l.look(ctx, request{Op: "answer", Path: path}); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Fetch copies the regular file at path to the new file at own, mode 0600, or the
+// regular files of the directory at path into a new directory, mode 0700. It follows
+// a symlink to the top, and none below. The caller removes what there is of it, also
+// after an error. It may take long; each Limit something must come.
+func (l *Looker) Fetch(ctx context.Context, path, own string) error {
+	_, err := l.look(ctx, request{Op: "fetch", Path: path, Own: own})
+	return err
+}
+
+// Deliver copies the file at own to path, mode 0600, where nothing may be
+// (fs.ErrExist), and has it on the disk. Until it is whole it has another name,
+// PATH.*.partial, and goes when Deliver fails or, where the filesystem hangs, when it
+// answers again. Of a directory at own it copies the content into the empty directory
+// at path, in the order of names; there, an error leaves what is written. It may take
+// long; each Limit something must go.
+func (l *Looker) Deliver(ctx context.Context, own, path string) error {
+	_, err := l.look(ctx, request{Op: "deliver", Path: path, Own: own, Partial: path + "." + rand.Text()[:8] + ".partial"})
+	return err
+}
+
+// Remove removes what is at path, with all below it. Idempotent.
+func (l *Looker) Remove(ctx context.Context, path string) error {
+	_, err := l.look(ctx, request{Op: "remove", Path: path})
+	return err
+}
+
+// Relabel sets the SELinux label of a tree, without following symlinks. What cannot
+// have one is passed over. It may take long; each Limit it must get on.
+func (l *Looker) Relabel(ctx context.Context, path, label string) error {
+	_, err := l.look(ctx, request{Op: "relabel", Path: path, Label: label})
+	return err
+}
 
 type bound struct {
 	l   *Looker
@@ -99,7 +136,7 @@ func (b bound) MakeDir(path string) error {
 }
 
 func (b bound) MakeLog(dir, path string) (string, error) {
-	a, err := b.l.look(b.ctx, request{Op: "log", Path: dir, Log: path})
+	a, err := b.l.look(b.ctx, request{Op: "log", Path: dir, Below: path})
 	return a.Path, err
 }
 
@@ -115,8 +152,10 @@ func (b bound) Devices(dir string, skip []string) ([]Entry, error) {
 
 // look has a process answer r.
 func (l *Looker) look(ctx context.Context, r request) (reply, error) {
-	ctx, cancel := context.WithTimeout(ctx, l.o.Limit)
-	defer cancel()
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	limit := time.AfterFunc(l.o.Limit, func() { cancel(&lateError{l.o.LimitKey}) })
+	defer limit.Stop()
 	began := time.Now()
 	mine, err := l.begin(ctx, r.Path)
 	if err != nil {
@@ -127,21 +166,25 @@ func (l *Looker) look(ctx context.Context, r request) (reply, error) {
 		l.over(r.Path, mine)
 		return reply{}, err
 	}
-	a, err := l.ask(ctx, p, r, mine)
+	alive := func() { limit.Reset(l.o.Limit) }
+	a, err := l.ask(ctx, p, question{r, mine, alive})
 	if err != nil && ctx.Err() == nil { // somebody has killed it: a new one then
 		p.kill()
 		if p, err = start(l.o.Command); err != nil {
 			l.over(r.Path, mine)
 			return reply{}, err
 		}
-		a, err = l.ask(ctx, p, r, mine)
+		a, err = l.ask(ctx, p, question{r, mine, alive})
 	}
 	if ctx.Err() != nil {
-		err = fmt.Errorf("path %s does not answer, for %s: %s: %w", r.Path, time.Since(began).Round(time.Millisecond), l.whereabouts(p.cmd.Process.Pid), ctx.Err())
+		err = fmt.Errorf("path %s does not answer, for %s: %s: %w", r.Path, time.Since(began).Round(time.Millisecond), l.whereabouts(p.cmd.Process.Pid), context.Cause(ctx))
 	}
 	if err != nil {
 		go func() {
 			p.kill()
+			if r.Op == "deliver" {
+				l.discard(r)
+			}
 			l.over(r.Path, mine)
 		}()
 		return reply{}, err
@@ -154,13 +197,44 @@ func (l *Looker) look(ctx context.Context, r request) (reply, error) {
 	return a, nil
 }
 
-// ask tells Await of the look meanwhile.
-func (l *Looker) ask(ctx context.Context, p *process, r request, mine *look) (reply, error) {
-	mine.pid.Store(int64(p.cmd.Process.Pid))
-	if l.o.Await != nil {
-		defer l.o.Await(ctx, "path "+r.Path, p.cmd.Process.Pid)()
+// discard removes what a killed process was delivering.
+func (l *Looker) discard(r request) {
+	p, err := start(l.o.Command)
+	if err != nil {
+		return
 	}
-	return p.ask(ctx, r)
+	ctx, cancel := context.WithTimeout(context.Background(), l.o.Limit)
+	defer cancel()
+	_, _ = p.ask(ctx, question{request: request{Op: "remove", Path: r.Partial}, alive: func() {}})
+	p.kill()
+}
+
+// lateError is the end of a look's own time.
+type lateError struct{ key string }
+
+func (e *lateError) Error() string {
+	if e.key == "" {
+		return context.DeadlineExceeded.Error()
+	}
+	return context.DeadlineExceeded.Error() + " (" + e.key + ")"
+}
+
+func (e *lateError) Is(target error) bool { return target == context.DeadlineExceeded }
+
+// question is a request on its way, and whom its signs of life are told.
+type question struct {
+	request
+	mine  *look
+	alive func()
+}
+
+// ask tells Await of the look meanwhile.
+func (l *Looker) ask(ctx context.Context, p *process, q question) (reply, error) {
+	q.mine.pid.Store(int64(p.cmd.Process.Pid))
+	if l.o.Await != nil {
+		defer l.o.Await(ctx, "path "+q.Path, p.cmd.Process.Pid)()
+	}
+	return p.ask(ctx, q)
 }
 
 func (l *Looker) whereabouts(pid int) string {
@@ -195,7 +269,7 @@ func (l *Looker) begin(ctx context.Context, path string) (*look, error) {
 		delete(l.looks, path)
 		l.mu.Unlock()
 		close(mine.over)
-		return nil, fmt.Errorf("look at path %s: %d other paths do not answer: %w", path, maxLooks, ctx.Err())
+		return nil, fmt.Errorf("look at path %s: %d other paths do not answer: %w", path, maxLooks, context.Cause(ctx))
 	}
 }
 
@@ -208,7 +282,7 @@ func (l *Looker) waitFor(ctx context.Context, path string, other *look) error {
 	case <-other.over:
 		return nil
 	case <-ctx.Done():
-		return fmt.Errorf("path %s does not answer, since %s: %s: %w", path, other.since.Format(time.RFC3339), l.whereabouts(int(other.pid.Load())), ctx.Err())
+		return fmt.Errorf("path %s does not answer, since %s: %s: %w", path, other.since.Format(time.RFC3339), l.whereabouts(int(other.pid.Load())), context.Cause(ctx))
 	}
 }
 
@@ -219,93 +293,4 @@ func (l *Looker) over(path string, mine *look) {
 	l.mu.Unlock()
 	close(mine.over)
 	<-l.slots
-}
-
-// take gives an idle process, or a new one.
-func (l *Looker) take() (*process, error) {
-	l.mu.Lock()
-	if n := len(l.idle); n > 0 {
-		p := l.idle[n-1]
-		l.idle = l.idle[:n-1]
-		l.mu.Unlock()
-		return p, nil
-	}
-	l.mu.Unlock()
-	return start(l.o.Command)
-}
-
-func start(command []string) (*process, error) {
-	cmd := exec.Command(command[0], command[1:]...)
-	cmd.Dir, cmd.Stderr = "/", os.Stderr
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // the terminal's signals are for the daemon
-	in, err := cmd.StdinPipe()
-	if err != nil {
-		return nil, fmt.Errorf("look outside: %w", err)
-	}
-	out, theirs, err := os.Pipe()
-	if err != nil {
-		return nil, fmt.Errorf("look outside: %w", err)
-	}
-	defer theirs.Close()
-	cmd.Stdout = theirs
-	if err := cmd.Start(); err != nil {
-		_ = out.Close()
-		return nil, fmt.Errorf("look outside: %w", err)
-	}
-	return &process{cmd: cmd, in: in, out: out, reply: json.NewDecoder(out)}, nil
-}
-
-// put keeps a process for the next look, for a while.
-func (l *Looker) put(p *process) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.closed || len(l.idle) >= maxIdle {
-		go p.end()
-		return
-	}
-	p.since = time.Now()
-	l.idle = append(l.idle, p)
-	time.AfterFunc(idleFor, l.expire)
-}
-
-func (l *Looker) expire() {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	for len(l.idle) > 0 && time.Since(l.idle[0].since) >= idleFor {
-		go l.idle[0].end()
-		l.idle = l.idle[1:]
-	}
-}
-
-// ask has the process answer. After an error it is of no more use.
-func (p *process) ask(ctx context.Context, r request) (a reply, err error) {
-	stop := context.AfterFunc(ctx, func() { _ = p.out.SetReadDeadline(time.Unix(1, 0)) })
-	if err := json.NewEncoder(p.in).Encode(r); err != nil {
-		stop()
-		return a, fmt.Errorf("look outside: %w", err)
-	}
-	err = p.reply.Decode(&a)
-	if !stop() && err == nil {
-		err = ctx.Err() // it came in the last instant, and the deadline is set for good
-	}
-	if errors.Is(err, io.EOF) {
-		err = errors.New("its process has ended")
-	}
-	if err != nil {
-		return a, fmt.Errorf("look outside at %s: %w", r.Path, err)
-	}
-	return a, nil
-}
-
-// end lets an idle process end by itself.
-func (p *process) end() {
-	_ = p.in.Close()
-	_ = p.cmd.Wait()
-	_ = p.out.Close()
-}
-
-// kill returns when the kernel has let the process go.
-func (p *process) kill() {
-	_ = p.cmd.Process.Kill()
-	p.end()
 }

@@ -35,6 +35,10 @@ type Found struct {
 	Mode     fs.FileMode
 	Rdev     uint64 // of a device
 	UID, GID uint32
+	// Served: it is on a filesystem that somebody serves (NFS, FUSE, …), where a read
+	// or write may hang at any time, unlike on a disk of the node or in memory. Also of
+	// what is missing, by the directory where it would be.
+	Served bool
 	// Missing: there is nothing; Path is where it would be, its existing part free of
 	// symlinks.
 	Missing bool
@@ -79,7 +83,9 @@ func (Here) Find(path string) (Found, error) {
 		if err != nil {
 			return Found{}, err
 		}
-		return found(real, info), nil
+		f := found(real, info)
+		f.Served = served(real)
+		return f, nil
 	}
 	missing := errors.Is(err, os.ErrNotExist)
 	if link := brokenLink(path); link != "" && !errors.Is(err, syscall.ENOTDIR) && !errors.Is(err, syscall.ENAMETOOLONG) {
@@ -92,7 +98,7 @@ func (Here) Find(path string) (Found, error) {
 	for dir, rest := filepath.Clean(path), ""; dir != "/"; {
 		dir, rest = filepath.Dir(dir), filepath.Join(filepath.Base(dir), rest)
 		if real, err := filepath.EvalSymlinks(dir); err == nil {
-			return Found{Path: filepath.Join(real, rest), Missing: true}, nil
+			return Found{Path: filepath.Join(real, rest), Missing: true, Served: served(real)}, nil
 		}
 	}
 	return Found{}, err

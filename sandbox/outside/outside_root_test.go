@@ -165,6 +165,9 @@ func TestAHungFilesystemRoot(t *testing.T) {
 		})
 	}
 	pid := <-began
+	for pid == 0 { // one who waits for the look knows it before it has a process
+		pid = <-began
+	}
 	if _, err := host.Find("/dev/null"); err != nil {
 		t.Errorf("another path meanwhile: %v", err)
 	}

@@ -6,15 +6,20 @@ import (
 	"io"
 	"os"
 	"syscall"
+	"time"
 
 	"berth/sandbox/regular"
 )
 
 // request is one look; what a look does not need is empty.
 type request struct {
-	Op, Path, Log string
-	Most          int64
-	Skip          []string
+	Op, Path string
+	Below    string // of Path
+	Own      string // a path of the daemon's own
+	Partial  string // name of what is not whole yet
+	Label    string
+	Most     int64
+	Skip     []string
 }
 
 // reply answers a request.
@@ -24,6 +29,7 @@ type reply struct {
 	Data    []byte
 	Entries []Entry
 	Error   *failure
+	Alive   bool // no answer yet, but it gets on
 }
 
 // failure is an error on its way.
@@ -56,13 +62,29 @@ func Serve(in io.Reader, out io.Writer) error {
 			}
 			return err
 		}
-		if err := replies.Encode(answer(r)); err != nil {
+		if err := replies.Encode(answer(r, signs(replies))); err != nil {
 			return err
 		}
 	}
 }
 
-func answer(r request) (a reply) {
+// signs gives what is to be called as something long gets on; it tells so once in a
+// while.
+func signs(replies *json.Encoder) func() {
+	last := time.Now()
+	return func() {
+		if time.Since(last) < signEvery {
+			return
+		}
+		last = time.Now()
+		_ = replies.Encode(reply{Alive: true}) // whoever has gone does not read the answer either
+	}
+}
+
+// signEvery is much less than any limit.
+const signEvery = 100 * time.Millisecond
+
+func answer(r request, alive func()) (a reply) {
 	var err error
 	var host Here
 	switch r.Op {
@@ -73,11 +95,21 @@ func answer(r request) (a reply) {
 	case "dir":
 		err = host.MakeDir(r.Path)
 	case "log":
-		a.Path, err = host.MakeLog(r.Path, r.Log)
+		a.Path, err = host.MakeLog(r.Path, r.Below)
 	case "read":
 		a.Data, err = host.Read(r.Path, r.Most)
 	case "devices":
 		a.Entries, err = host.Devices(r.Path, r.Skip)
+	case "answer":
+		touch(r.Path)
+	case "fetch":
+		err = fetch(r.Path, r.Own, alive)
+	case "deliver":
+		err = deliver(r, alive)
+	case "remove":
+		err = os.RemoveAll(r.Path)
+	case "relabel":
+		err = relabel(r.Path, r.Label, alive)
 	default:
 		err = errors.New("unknown look " + r.Op)
 	}
