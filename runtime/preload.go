@@ -8,6 +8,7 @@ import (
 	"github.com/sirupsen/logrus"
 
 	"berth/image"
+	"berth/runtime/operation"
 )
 
 // preload imports the archives of the preload directory, beside the daemon's start
@@ -29,7 +30,11 @@ func (s *Service) preload() {
 	if dir == "" {
 		dir = filepath.Join(s.Config().Root, "preload")
 	}
-	err := s.preloadFrom(ctx, dir)
+	r := operation.Request{Verb: "Preload", Object: dir, Quiet: operation.Endless}
+	err := s.operations.Track(ctx, r, func(ctx context.Context, op *operation.Operation) error {
+		op.Step("import archives")
+		return s.preloadFrom(ctx, dir)
+	})
 	if err != nil && ctx.Err() == nil {
 		s.Log.WithError(err).Error("the preload directory was not imported, or not all of it")
 	}

@@ -18,6 +18,7 @@ import (
 	"berth/image/rootfs"
 	"berth/network"
 	"berth/oci"
+	"berth/runtime/operation"
 	"berth/sandbox"
 	"berth/sandbox/namespaces"
 )
@@ -57,13 +58,27 @@ func (s *Service) behindRestore(ctx context.Context) {
 	l := s.findLeftovers()
 	s.behind(func() {
 		defer close(s.beginning.tidied)
-		s.removeHalfMade(ctx, l)
-		s.removeOrphans(ctx, l.orphans)
-		s.returnNetworks(ctx, l.rebooted)
-		s.collectNetwork(ctx)
-		s.sweep(ctx, l.orphans)
-		s.endPlugins(ctx)
+		r := operation.Request{Verb: "Tidy", Object: "all"}
+		_ = s.operations.Track(ctx, r, func(ctx context.Context, op *operation.Operation) error {
+			s.tidy(ctx, op, l)
+			return nil
+		})
 	})
+}
+
+func (s *Service) tidy(ctx context.Context, op *operation.Operation, l leftovers) {
+	op.Step("remove what was half made")
+	s.removeHalfMade(ctx, l)
+	op.Step("remove containers of lost pods")
+	s.removeOrphans(ctx, l.orphans)
+	op.Step("give back networks")
+	s.returnNetworks(ctx, l.rebooted)
+	op.Step("collect networks")
+	s.collectNetwork(ctx)
+	op.Step("sweep leftovers")
+	s.sweep(ctx, l.orphans)
+	op.Step("end CNI plugins")
+	s.endPlugins(ctx)
 }
 
 // removeHalfMade undoes creations that a crash interrupted. What cannot be

@@ -168,8 +168,13 @@ func (s *Service) PortForward(_ context.Context, req *cri.PortForwardRequest) (*
 		s.podLife.end(sb.ID)
 		return nil, err
 	}
-	url, err := s.Streams.Forward(alive, ports, func(ctx context.Context, port uint16) (net.Conn, error) {
-		c, err := s.dialPod(ctx, sb, port)
+	url, err := s.Streams.Forward(alive, ports, func(ctx context.Context, port uint16) (c net.Conn, err error) {
+		r := operation.Request{Verb: "PortForward", Object: sb.Name}
+		err = s.operations.Track(ctx, r, func(ctx context.Context, op *operation.Operation) (err error) {
+			op.Step("connect to the port")
+			c, err = s.dialPod(ctx, sb, port)
+			return err
+		})
 		s.sessionOver("port-forward", "sandbox", sb.ID, err)
 		return c, err
 	})

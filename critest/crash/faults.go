@@ -27,23 +27,25 @@ type fault interface {
 type killAt struct {
 	victim, step string
 	trap         *trap
+	missed       bool // there was no monitor yet
 }
 
 func (f *killAt) String() string { return f.victim + " killed at " + f.step }
 
 func (f *killAt) arm(w *world) error {
-	pid := w.PID()
-	if f.victim == "monitor" {
-		if pid = w.monitor(); pid == 0 {
-			return errors.New("the node has no monitor")
+	f.trap = w.steps.set(f.step, func(pid int) {
+		if f.victim == "monitor" {
+			pid = w.monitor()
 		}
-	}
-	f.trap = w.steps.set(f.step, func() { _ = syscall.Kill(pid, syscall.SIGKILL) })
+		if f.missed = pid == 0; !f.missed {
+			_ = syscall.Kill(pid, syscall.SIGKILL)
+		}
+	})
 	return nil
 }
 
 func (f *killAt) release(w *world) (bool, error) {
-	sprung := w.steps.unset(f.trap)
+	sprung := w.steps.unset(f.trap) && !f.missed
 	return sprung, w.await(sprung && f.victim == "daemon")
 }
 
@@ -182,7 +184,7 @@ func (f *fillDisk) path(w *world) string {
 }
 
 func (f *fillDisk) arm(w *world) error {
-	f.trap = w.steps.set(f.step, func() { f.failed = fill(f.path(w)) })
+	f.trap = w.steps.set(f.step, func(int) { f.failed = fill(f.path(w)) })
 	return nil
 }
 
@@ -210,7 +212,7 @@ func (f *denyAll) String() string {
 
 func (f *denyAll) arm(w *world) error {
 	f.snare = &snare{below: f.dir + "/", errno: f.errno}
-	f.trap = w.steps.set(f.step, func() { w.calls.set(f.snare) })
+	f.trap = w.steps.set(f.step, func(int) { w.calls.set(f.snare) })
 	return nil
 }
 

@@ -32,6 +32,7 @@ type life struct {
 	ids      map[string]string // containers by name
 	attempts map[string]uint32 // of them
 	mounts   []*cri.Mount      // of every container
+	sessions *sessions         // nil: none
 }
 
 // request is one call. A repetition goes through again where the same call would
@@ -239,6 +240,9 @@ func (l *life) removePod() request {
 func (l *life) whole() error {
 	if l.config == nil {
 		return nil
+	}
+	if s := l.sessions; s != nil && len(s.cut) > 0 {
+		return fmt.Errorf("sessions ended that nobody ended: %q", s.cut)
 	}
 	path := filepath.Join(l.config.GetLogDirectory(), l.logName("main"))
 	next, err := follows(path+".old", 0)

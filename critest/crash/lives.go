@@ -16,16 +16,21 @@ import (
 )
 
 // lives are the kinds of lives, by name. Together they send every request of
-// changers and reach every step of operations.
+// changers and reach every step of operations. The first takes away the tables that
+// plugins never remove, and the next ones make them again: they are in the base.
 var lives = []struct {
 	name string
 	make func(*life)
+	from string // the first request that has points; empty: the first of all
 }{
-	{"bridge", bridgeLife},
-	{"host", hostLife},
-	{"iptables", iptablesLife},
-	{"mapped", mappedLife},
-	{"image", imageLife},
+	{"reboot", rebootLife, restarts + " in another boot"},
+	{"bridge", bridgeLife, ""},
+	{"host", hostLife, ""},
+	{"iptables", iptablesLife, ""},
+	{"mapped", mappedLife, ""},
+	{"image", imageLife, ""},
+	{"half", halfLife, restarts + " with half made"},
+	{"sessions", sessionsLife, "Attach main"},
 }
 
 // life begins a life of a kind.
@@ -60,7 +65,7 @@ func bridgeLife(l *life) {
 	l.requests = []request{
 		l.run(), l.create("short", "exit 7"), l.start("short", "exit 7"), l.ended("short", 7),
 		l.create("main", logs), l.start("main", logs), l.speaks("main"), l.create("idle", "true"),
-		l.update("main"), l.exec("main"), l.remove("short"), l.stop("main"), l.stopPod(), l.removePod(),
+		l.update("main"), l.exec("main"), l.restart(""), l.remove("short"), l.stop("main"), l.stopPod(), l.removePod(),
 	}
 }
 
@@ -73,7 +78,7 @@ func hostLife(l *life) {
 	o.Network, o.Pid = cri.NamespaceMode_NODE, cri.NamespaceMode_POD
 	l.requests = []request{
 		l.run(), l.create("main", logs), l.start("main", logs), l.speaks("main"), l.updatePod(), l.reopen("main"), l.session("main"), l.attach("main"),
-		l.forward(), l.stop("main"), l.stopPod(), l.removePod(),
+		l.forward(), l.restart(""), l.stop("main"), l.stopPod(), l.removePod(),
 	}
 }
 
@@ -82,7 +87,7 @@ func hostLife(l *life) {
 func iptablesLife(l *life) {
 	l.config, l.handler = l.podConfig("iptables"), "iptables"
 	l.config.PortMappings = []*cri.PortMapping{{ContainerPort: 80, HostPort: 18081}}
-	l.requests = []request{l.run(), l.create("main", logs), l.start("main", logs), l.speaks("main"), l.stopPod(), l.removePod()}
+	l.requests = []request{l.run(), l.create("main", logs), l.start("main", logs), l.speaks("main"), l.restart(""), l.stopPod(), l.removePod()}
 }
 
 // mappedLife is a pod with a user namespace, host ports that no plugin maps, and an
@@ -94,7 +99,35 @@ func mappedLife(l *life) {
 		Uids: []*cri.IDMapping{{HostId: 200000, Length: 65536}}, Gids: []*cri.IDMapping{{HostId: 200000, Length: 65536}}}
 	l.mounts = []*cri.Mount{{ContainerPath: "/image", Readonly: true, Image: &cri.ImageSpec{Image: images.Busybox}}}
 	l.requests = []request{l.run(), l.create("first", logs), l.start("first", logs), l.exec("first"), l.remove("first"),
-		l.create("main", logs), l.start("main", logs), l.speaks("main"), l.removePod()}
+		l.create("main", logs), l.start("main", logs), l.speaks("main"), l.restart(""), l.removePod()}
+}
+
+// halfLife is a pod that runs while a daemon dies that makes another pod, and a
+// container of this one.
+func halfLife(l *life) {
+	l.config = l.podConfig("half")
+	l.requests = []request{l.run(), l.create("main", logs), l.start("main", logs), l.speaks("main"), l.halfMake(), l.restart("with half made"),
+		l.removeOthers(), l.stopPod(), l.removePod()}
+}
+
+// rebootLife is a pod that a reboot ends.
+func rebootLife(l *life) {
+	l.config, l.handler = l.podConfig("reboot"), "iptables"
+	l.config.PortMappings = []*cri.PortMapping{{ContainerPort: 80, HostPort: 18083}}
+	l.requests = []request{l.run(), l.create("main", logs), l.start("main", logs), l.speaks("main"), l.reboot(), l.restart("in another boot"),
+		l.ends("main"), l.remove("main"), l.stopPod(), l.removePod(), l.bootEnds()}
+}
+
+// sessionsLife is a pod to which clients are connected, whatever happens.
+func sessionsLife(l *life) {
+	l.config = l.podConfig("sessions")
+	const server = "nc -ll -p 80 -e cat"
+	l.sessions = newSessions(l)
+	s := l.sessions
+	stay := s.hold(false)
+	l.requests = []request{l.run(), l.create("main", logs), l.start("main", logs), l.speaks("main"), l.create("server", server), l.start("server", server),
+		s.attach("main"), s.exec("main"), s.forward(80), stay, l.update("main"), stay, l.exec("main"), stay, l.reopen("main"), stay,
+		l.restart(""), s.hold(true), l.stop("main"), s.over("attach", "exec"), l.stopPod(), s.over("forward"), l.removePod()}
 }
 
 // thing is the image that comes and goes.
@@ -114,8 +147,8 @@ func publish(w *world) error {
 	return err
 }
 
-// imageLife is an image that is pulled, pinned, exported, removed, imported, checked
-// and removed again by the operator.
+// imageLife is an image that is pulled, pinned, exported, removed, preloaded by a
+// start, removed, imported, checked and removed again by the operator.
 func imageLife(l *life) {
 	archive := filepath.Join(l.w.dir, "thing.tar")
 	remove := l.operator("remove", thing)
@@ -150,7 +183,7 @@ func imageLife(l *life) {
 			_, err := l.w.Images().RemoveImage(ctx, &cri.RemoveImageRequest{Image: &cri.ImageSpec{Image: thing}})
 			return err
 		}},
-		l.operator("import", archive), l.operator("check", "--repair"), remove,
+		l.preload(archive), l.restartPreloaded(), l.unload(), remove, l.operator("import", archive), l.operator("check", "--repair"), remove,
 		{name: "the archive's end", send: func(context.Context) error { return os.Remove(archive) }},
 	}
 }

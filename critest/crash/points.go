@@ -42,7 +42,10 @@ func (w *world) points(ctx context.Context) ([]point, map[string]bool, error) {
 	var found []point
 	reached, tried := map[string]bool{}, map[string]bool{}
 	for _, kind := range lives {
-		l := w.life(kind.name)
+		l, from := w.life(kind.name), 0
+		if kind.from != "" {
+			from = len(l.requests)
+		}
 		for i, r := range l.requests {
 			w.steps.begin()
 			w.parts.begin()
@@ -54,6 +57,12 @@ func (w *world) points(ctx context.Context) ([]point, map[string]bool, error) {
 			}
 			for _, step := range w.steps.reached() {
 				reached[step] = true
+			}
+			if r.name == kind.from {
+				from = i
+			}
+			if i < from {
+				continue // other lives have these points
 			}
 			add := func(suite string, f fault) {
 				found = append(found, point{suite: suite, life: kind.name, request: i, name: r.name, fault: f})
@@ -75,7 +84,7 @@ func (w *world) points(ctx context.Context) ([]point, map[string]bool, error) {
 // the life, and of the programs that the request needs.
 func (w *world) stepPoints(life string, r request, tried map[string]bool, add func(string, fault)) {
 	for _, step := range w.steps.reached() {
-		if tried[life+step] {
+		if tried[life+step] || strings.HasPrefix(r.name, restarts) != ofStart(step) {
 			continue
 		}
 		tried[life+step] = true
@@ -134,7 +143,7 @@ var misbehaviour = []struct {
 func (w *world) callPoints(r request, tried map[string]bool, add func(string, fault)) {
 	kind, _, _ := strings.Cut(r.name, " ")
 	for i, step := range w.steps.reached() {
-		if !tried[step] && !strings.HasSuffix(step, "/reply") {
+		if !tried[step] && !strings.HasSuffix(step, "/reply") && strings.HasPrefix(r.name, restarts) == ofStart(step) {
 			tried[step] = true
 			add(failCall, &denyAll{step: step, dir: directories[i%2], errno: []syscall.Errno{syscall.EROFS, syscall.EIO}[i/2%2]})
 		}

@@ -9,6 +9,8 @@ import (
 	"slices"
 	"strings"
 	"sync"
+
+	"golang.org/x/sys/unix"
 )
 
 // steps hears each step that a daemon reaches, before the daemon takes it.
@@ -17,22 +19,21 @@ type steps struct {
 	listener net.Listener
 
 	mu    sync.Mutex
-	trace []string // what was reached since the last call of begin; guarded by mu
-	last  string   // guarded by mu
-	trap  *trap    // guarded by mu
+	trace []string         // what was reached since the last call of begin; guarded by mu
+	traps map[string]*trap // by step; guarded by mu
 }
 
 // trap is something to do when a step is reached. It does it once, while the
 // daemon stands before the step.
 type trap struct {
 	step   string
-	spring func()
+	spring func(pid int) // of the daemon
 	sprung chan struct{} // closed behind spring
 }
 
 // hear listens for daemons that are started with BERTH_FAULTS as the socket's path.
 func hear(dir string) (*steps, error) {
-	s := &steps{path: filepath.Join(dir, "steps.sock")}
+	s := &steps{path: filepath.Join(dir, "steps.sock"), traps: map[string]*trap{}}
 	var err error
 	if s.listener, err = net.Listen("unix", s.path); err != nil {
 		return nil, fmt.Errorf("listen for steps: %w", err)
@@ -62,33 +63,47 @@ func (s *steps) told(c net.Conn) {
 	step := strings.TrimPrefix(lines.Text(), "/")
 	s.mu.Lock()
 	s.trace = append(s.trace, step)
-	s.last = step
-	t := s.trap
-	if t == nil || t.step != step {
-		s.mu.Unlock()
-		return
-	}
-	s.trap = nil
+	t := s.traps[step]
+	delete(s.traps, step)
 	s.mu.Unlock()
-	t.spring()
-	close(t.sprung)
+	if t != nil {
+		t.spring(peer(c))
+		close(t.sprung)
+	}
 }
 
-// set arms a trap; there is one at most.
-func (s *steps) set(step string, spring func()) *trap {
+// peer is the process at the other end.
+func peer(c net.Conn) int {
+	pid := 0
+	raw, err := c.(*net.UnixConn).SyscallConn()
+	if err == nil {
+		err = raw.Control(func(fd uintptr) {
+			if cred, err := unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED); err == nil {
+				pid = int(cred.Pid)
+			}
+		})
+	}
+	if err != nil || pid == 0 {
+		panic("a daemon's socket does not tell whose it is")
+	}
+	return pid
+}
+
+// set arms a trap; there is one at most at a step.
+func (s *steps) set(step string, spring func(pid int)) *trap {
 	t := &trap{step: step, spring: spring, sprung: make(chan struct{})}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.trap = t
+	s.traps[step] = t
 	return t
 }
 
 // unset disarms a trap and tells whether it was sprung, after that is over.
 func (s *steps) unset(t *trap) bool {
 	s.mu.Lock()
-	armed := s.trap == t
+	armed := s.traps[t.step] == t
 	if armed {
-		s.trap = nil
+		delete(s.traps, t.step)
 	}
 	s.mu.Unlock()
 	if !armed {

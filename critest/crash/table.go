@@ -30,8 +30,8 @@ var changers = map[string][]string{
 	adminService: {"PinImage", "ImportImage", "ExportImage", "RemoveImage", "CheckImages"},
 }
 
-// operations are the steps of the RPCs that work in steps, and what calls them
-// beside a request: a restore has no verb.
+// operations are the steps of the RPCs that work in steps, and of a daemon's start:
+// Restore is what lists wait for, Tidy undoes what the daemon before has half made.
 var operations = map[string][]string{
 	"RunPodSandbox": {"make the log directory", "plan network", "write record", "write pod files", "pin namespaces", "mount shm", "network setup", "open host ports",
 		"start pause", "ask NRI plugins", "write ready record"},
@@ -48,24 +48,24 @@ var operations = map[string][]string{
 		"remove the container's record"},
 	"ExecSync":            {"run the command"},
 	"Exec":                {"streaming session"},
+	"Attach":              {"streaming session"},
+	"PortForward":         {"connect to the port"},
 	"CheckpointContainer": {"freeze the container", "write its state", "write the archive"},
 	"CheckpointPod":       {"write record", "freeze the pod", "write its state"},
 	"RestorePod":          {"unpack files of the checkpoint", "take over the checkpoint"},
+	"Restore": {"look at records and images", "adopt containers", "settle what a reboot ended", "restore host ports",
+		"ask the OCI runtimes what they can do"},
+	"Tidy": {"remove what was half made", "remove containers of lost pods", "give back networks", "collect networks", "sweep leftovers",
+		"end CNI plugins", "stop the container", "wait for the container's lock", "delete in the OCI runtime", "unmount rootfs and image volumes",
+		"remove the container's record", "stop containers", "tell NRI plugins", "stop pause", "network teardown", "release namespaces",
+		"remove containers", "remove cgroup", "remove record"},
+	"Preload": {"import archives"},
 }
 
 // seldom are steps that no life reaches by itself, with where they are tried.
 var seldom = map[string]string{
-	"look at records and images":            atStart,
-	"adopt containers":                      atStart,
-	"settle what a reboot ended":            atStart,
-	"restore host ports":                    atStart,
-	"ask the OCI runtimes what they can do": atStart,
-	"remove what an earlier attempt left":   "reached by the repetition of a request whose undoing failed",
+	"remove what an earlier attempt left": "reached by the repetition of a request whose undoing failed",
 }
-
-// atStart: a life goes through these whenever its daemon was killed; there is no
-// request to repeat.
-const atStart = "a daemon's start; see TestListsDuringAStart and TestPowerCut"
 
 // untried are the verbs, and RPCs, of the table that no life calls: checkpoints need
 // CRIU, which most machines for tests cannot run.

@@ -34,8 +34,10 @@ type world struct {
 	watcher *watcher
 	base    footprint
 	serial  int // of the life, for names
-	stop    context.CancelFunc
-	watched chan struct{} // closed when the watchers have ended
+	// rebooted: the daemon of this life starts in another boot, see Launch.
+	rebooted bool
+	stop     context.CancelFunc
+	watched  chan struct{} // closed when the watchers have ended
 }
 
 // begin makes a world; end ends it. Supervised, its daemon's system calls wait for
@@ -119,7 +121,8 @@ func (w *world) end(ctx context.Context) error {
 
 // settings of the daemon: two handlers with networks of their own.
 func (w *world) settings() map[string]string {
-	s := map[string]string{"metrics": `address = "127.0.0.1:0"`, "cni": fmt.Sprintf("timeout = %q", pluginTime)}
+	s := map[string]string{"metrics": `address = "127.0.0.1:0"`, "cni": fmt.Sprintf("timeout = %q", pluginTime),
+		"image": fmt.Sprintf("preload_dir = %q", w.preloads())}
 	for _, name := range networks {
 		s["runtime.handlers."+name] = fmt.Sprintf("path = %q\ncni_conf_dir = %q", filepath.Join(w.parts.dir, "runc"), w.network(name))
 	}
@@ -170,9 +173,13 @@ func (w *world) crash(ctx context.Context, p point) error {
 		}
 		cancel()
 		if err != nil {
+			l.hangUp()
 			w.clear(ctx)
 			return fmt.Errorf("%s: %w", request.name, err)
 		}
+	}
+	if l.sessions != nil && p.suite != failStep {
+		l.sessions.cut = nil // whoever was killed, or could not go on, had them
 	}
 	return errors.Join(l.whole(), w.left(ctx))
 }
@@ -293,9 +300,14 @@ func (w *world) clear(ctx context.Context) {
 		w.watcher.mayGo(id)
 	}
 	_ = w.RemoveAll(limited)
+	_ = os.RemoveAll(w.preloads())
 	_ = os.Remove(filepath.Join(w.dir, "thing.tar"))
 	_ = os.Remove(filepath.Join(w.dir, "thing.tar.partial"))
 	_, _ = w.Images().RemoveImage(limited, &cri.RemoveImageRequest{Image: &cri.ImageSpec{Image: thing}})
+	if w.rebooted {
+		w.rebooted = false
+		_ = w.relaunch(limited)
+	}
 	_ = w.watcher.took()
 }
 

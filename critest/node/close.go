@@ -187,7 +187,11 @@ func (n *Node) Close(ctx context.Context) error {
 func (n *Node) LoseState() error {
 	err := n.Kill()
 	n.sweep(n.State(), filepath.Join(n.Root(), "containers"))
-	return errors.Join(err, os.RemoveAll(n.State()))
+	if n.options.StateSize == "" {
+		return errors.Join(err, os.RemoveAll(n.State()))
+	}
+	err = errors.Join(err, syscall.Unmount(n.State(), syscall.MNT_DETACH), os.RemoveAll(n.State()))
+	return errors.Join(err, mountMemory(n.State(), n.options.StateSize))
 }
 
 // sweep ends the daemon, its monitors and the pods' processes, and detaches the

@@ -85,13 +85,21 @@ func (n *Node) makeRoot() error {
 		if size == "" {
 			continue
 		}
-		err := os.MkdirAll(dir, 0o711)
-		if err == nil {
-			err = syscall.Mount("tmpfs", dir, "tmpfs", 0, "mode=0711,size="+size)
+		if err := mountMemory(dir, size); err != nil {
+			return err
 		}
-		if err != nil {
-			return fmt.Errorf("mount a tmpfs of %s at %s: %w", size, dir, err)
-		}
+	}
+	return nil
+}
+
+// mountMemory makes a directory of the daemon's a tmpfs of the size.
+func mountMemory(dir, size string) error {
+	err := os.MkdirAll(dir, 0o711)
+	if err == nil {
+		err = syscall.Mount("tmpfs", dir, "tmpfs", 0, "mode=0711,size="+size)
+	}
+	if err != nil {
+		return fmt.Errorf("mount a tmpfs of %s at %s: %w", size, dir, err)
 	}
 	return nil
 }

@@ -39,8 +39,8 @@ func (n *Node) leaksNow() ([]string, error) {
 	}
 	var leaks []string
 	for _, l := range leakcheck.Diff(n.before, after) {
-		if first, _, _ := strings.Cut(l, "("); mine[first] || first == "mount "+n.Root()+" " {
-			continue // UseDisk has mounted another root
+		if first, _, _ := strings.Cut(l, "("); mine[first] || first == "mount "+n.Root()+" " || first == "mount "+n.State()+" " {
+			continue // UseDisk and LoseState have mounted another
 		}
 		leaks = append(leaks, l)
 	}
