@@ -169,7 +169,9 @@ func rules() ([]string, error) {
 		if strings.HasPrefix(text, "table ") || strings.HasPrefix(text, "chain ") {
 			chain = strings.TrimSuffix(text, " {")
 		}
-		list = append(list, chain+": "+text)
+		if text != "" && text != "}" {
+			list = append(list, chain+": "+text)
+		}
 	}
 	return list, nil
 }

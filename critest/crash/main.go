@@ -16,6 +16,10 @@
 //	monitor-call  the monitor is, in one of its own
 //	fail-call     the system call of either fails
 //
+// A daemon's start, after a kill or a reboot, is a request too: its steps fail, and
+// kill, like any other's. Some lives have clients connected, by attach, exec and
+// port-forward: their sessions end or go on, and can be opened again.
+//
 // After each the daemon is started again where it was the victim; the same request
 // is sent again until it succeeds; the pod lives on to its end; the log of its
 // container must have no hole; and nothing may be left: processes, mounts,
