@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -297,24 +298,28 @@ func TestB37LeftoversMakeRoom(t *testing.T) {
 	reg.push("first", "1", first)
 	reg.push("second", "1", second)
 	reg.breakAt(first, 2*mib)
-	s := slow(open(t, t.TempDir(), nil, reg.registry))
+	var full atomic.Pointer[string] // what has no room
+	disk := &disk{boot: bootID(), check: func(_, path string) error {
+		if what := full.Load(); what != nil && strings.Contains(path, *what) {
+			return syscall.ENOSPC
+		}
+		return nil
+	}}
+	s, err := openOn(t.Context(), options(t, t.TempDir(), nil, reg.registry), disk)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { s.Close() })
+	slow(s)
 	if _, err := s.Pull(t.Context(), PullRequest{Reference: reg.ref("first:1")}); !errors.Is(err, ErrNotFound) {
 		t.Fatalf("got %v", err)
 	}
 	if len(beginnings(t, s)) != 1 {
 		t.Fatal("nothing is left of the first")
 	}
-	full := func(what string) func(op, path string) error {
-		return func(op, path string) error {
-			if strings.Contains(path, what) {
-				return syscall.ENOSPC
-			}
-			return nil
-		}
-	}
-	s.disk.check = full("/partial/")
+	full.Store(new("/partial/"))
 	mustPull(t, s, reg.ref("second:1"))
-	s.disk.check = full("/layers/")
+	full.Store(new("/layers/"))
 	reg.mend(first)
 	if _, err := s.Pull(t.Context(), PullRequest{Reference: reg.ref("first:1")}); !errors.Is(err, ErrNoSpace) {
 		t.Fatalf("got %v", err)
@@ -322,7 +327,7 @@ func TestB37LeftoversMakeRoom(t *testing.T) {
 	if left := beginnings(t, s); len(left) != 0 {
 		t.Errorf("left: %q", left)
 	}
-	s.disk.check = nil
+	full.Store(nil)
 	equalsDu(t, s)
 	mustPull(t, s, reg.ref("first:1"))
 }
