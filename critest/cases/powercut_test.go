@@ -142,9 +142,6 @@ func (e *env) churn(references []string, copies int, seed uint64) (disks []strin
 // the daemon finds then, it tells the truth about; all of it can be removed, and pods
 // and images be made again. BERTH_POWER_CUTS=50 tries more moments than five.
 func TestPowerCut(t *testing.T) {
-	if !apart(t) {
-		return
-	}
 	cuts := 5
 	if text := os.Getenv("BERTH_POWER_CUTS"); text != "" {
 		var err error

@@ -18,32 +18,9 @@ import (
 
 const bootIDFile = "/proc/sys/kernel/random/boot_id"
 
-// apart runs the test again, in a process with a mount namespace of its own, and
-// tells whether this is that one.
-func apart(t *testing.T) bool {
-	t.Helper()
-	const marker = "BERTH_TEST_APART"
-	if os.Getenv(marker) == t.Name() {
-		if err := syscall.Mount("", "/", "", syscall.MS_REC|syscall.MS_PRIVATE, ""); err != nil {
-			t.Fatal(err)
-		}
-		return true
-	}
-	inner := exec.CommandContext(t.Context(), "/proc/self/exe", "-test.run", "^"+t.Name()+"$", "-test.v", "-test.timeout", "2h")
-	inner.Env = append(os.Environ(), marker+"="+t.Name())
-	inner.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNS, Pdeathsig: syscall.SIGKILL}
-	out, err := inner.CombinedOutput()
-	if err != nil {
-		t.Errorf("in a mount namespace of its own: %v\n%s", err, out)
-	} else if testing.Verbose() {
-		t.Logf("%s", out)
-	}
-	return false
-}
-
 // inBoot calls start with another boot's id than the node's, which a daemon reads as
 // it starts. The id does not stay: what covers a part of /proc keeps containers with
-// a user namespace from mounting theirs. The test must be apart.
+// a user namespace from mounting theirs.
 func inBoot(t *testing.T, start func()) {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "boot_id")
@@ -148,9 +125,6 @@ func (e *env) bringUp(name string, k *kind) {
 // addresses are given back, logs and images are there, and all of it can be stopped,
 // removed and run again.
 func TestReboot(t *testing.T) {
-	if !apart(t) {
-		return
-	}
 	e := start(t, node.Options{})
 	e.pull(images.Busybox)
 	all := e.kinds()

@@ -16,9 +16,9 @@ const marker = "BERTH_TEST_ISOLATED"
 // ErrNotRoot: namespaces, mounts and containers need root.
 var ErrNotRoot = errors.New("needs root")
 
-// Isolate gives the program network and IPC namespaces of its own, so that
-// bridges, firewall rules, host ports and shared memory of a test neither meet
-// nor touch those of the machine, and are gone when it ends.
+// Isolate gives the program network, IPC and mount namespaces of its own, so that
+// bridges, firewall rules, host ports, shared memory and mounts of a test neither
+// meet nor touch those of the machine, and are gone when it ends.
 //
 // Call it first. In the process that the user started it does not return: it
 // runs the same program again inside, passes on SIGINT and SIGTERM, and exits
@@ -42,8 +42,9 @@ func Isolate() error {
 	inner.Env = append(os.Environ(), marker+"=1")
 	inner.Stdin, inner.Stdout, inner.Stderr = os.Stdin, os.Stdout, os.Stderr
 	inner.SysProcAttr = &syscall.SysProcAttr{
-		Cloneflags: syscall.CLONE_NEWNET | syscall.CLONE_NEWIPC,
-		Pdeathsig:  syscall.SIGTERM,
+		Cloneflags:   syscall.CLONE_NEWNET | syscall.CLONE_NEWIPC,
+		Unshareflags: syscall.CLONE_NEWNS, // which makes every mount private
+		Pdeathsig:    syscall.SIGTERM,
 	}
 	signals := make(chan os.Signal, 4)
 	signal.Notify(signals, syscall.SIGINT, syscall.SIGTERM)
