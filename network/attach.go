@@ -73,6 +73,9 @@ func (m *Manager) Setup(ctx context.Context, p PodNetwork, plan *Result) (*Resul
 	if !isNamespace(p.NetNS) {
 		return nil, fmt.Errorf("%w %s: %q is not a network namespace of its own", ErrSetup, p.ID, p.NetNS)
 	}
+	if err := m.answer(ctx, list); err != nil {
+		return nil, fmt.Errorf("%w %s with network %q: %w", ErrSetup, p.ID, plan.Network, err)
+	}
 	result, err := m.add(ctx, list, p, plan)
 	if err == nil {
 		return result, nil
@@ -119,6 +122,9 @@ func (m *Manager) Teardown(ctx context.Context, p PodNetwork, r *Result) error {
 		p.NetNS = "" // CNI's way to say that it has vanished
 	}
 	if err := m.o.Runs.Settle(ctx, p.ID, m.o.Timeout); err != nil {
+		return fmt.Errorf("%w %s from network %q: %w", ErrTeardown, p.ID, r.Network, err)
+	}
+	if err := m.answer(ctx, list); err != nil {
 		return fmt.Errorf("%w %s from network %q: %w", ErrTeardown, p.ID, r.Network, err)
 	}
 	if err = m.del(ctx, list, p, r); err == nil {

@@ -2,6 +2,7 @@ package network
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -138,9 +139,26 @@ func (m *Manager) look() {
 // findPlugins reports the first plugin program that is not there. Plugins that
 // others delegate to are theirs to find.
 func (m *Manager) findPlugins(list *libcni.NetworkConfigList) error {
+	ctx, cancel := context.WithTimeout(m.ctx, lookPatience/2)
+	defer cancel()
+	if err := m.answer(ctx, list); err != nil {
+		return err
+	}
 	for _, p := range list.Plugins {
 		if _, err := (&pluginExec{}).FindInPath(p.Network.Type, m.o.BinDirs); err != nil {
 			return err
+		}
+	}
+	return nil
+}
+
+// answer asks whether the programs of a list's plugins answer.
+func (m *Manager) answer(ctx context.Context, list *libcni.NetworkConfigList) error {
+	for _, p := range list.Plugins {
+		for _, dir := range m.o.BinDirs {
+			if err := m.o.Answer(ctx, filepath.Join(dir, p.Network.Type)); err != nil {
+				return fmt.Errorf("CNI plugin %s: %w", p.Network.Type, err)
+			}
 		}
 	}
 	return nil

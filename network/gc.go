@@ -33,7 +33,11 @@ func (m *Manager) GC(ctx context.Context, keep []string) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, m.o.Timeout)
 	defer cancel()
-	if err := m.cni.GCNetworkList(ctx, list, args); err != nil {
+	err := m.answer(ctx, list)
+	if err == nil {
+		err = m.cni.GCNetworkList(ctx, list, args)
+	}
+	if err != nil {
 		return fmt.Errorf("%w: network %q: %w", ErrGC, list.Name, pluginErrorOf(err))
 	}
 	return nil

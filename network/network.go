@@ -71,6 +71,10 @@ type Options struct {
 	Timeout  time.Duration // of one ADD or DEL; 0 means 90 s
 	Template string        // for ApplyPodCIDR; empty: none
 	Runs     Runs          // nil: plugins are not held
+	// Answer tells whether files answer that are about to be run: whoever runs one that
+	// does not stops all goroutines of the process with it. Its error has the path. nil:
+	// nobody asks.
+	Answer func(ctx context.Context, paths ...string) error
 }
 
 // Runs holds plugins' processes, so that a daemon that follows a killed one finds
@@ -166,6 +170,9 @@ func New(o Options) (*Manager, error) {
 	}
 	if o.Timeout <= 0 {
 		o.Timeout = defaultTimeout
+	}
+	if o.Answer == nil {
+		o.Answer = func(context.Context, ...string) error { return nil }
 	}
 	if o.Runs == nil {
 		o.Runs = unheld{}

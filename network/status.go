@@ -48,7 +48,10 @@ func (m *Manager) refreshStatusLocked() {
 func (m *Manager) askStatus(list *libcni.NetworkConfigList) {
 	for list != nil {
 		ctx, cancel := context.WithTimeout(m.ctx, statusTimeout)
-		err := m.cni.GetStatusNetworkList(ctx, list)
+		err := m.answer(ctx, list)
+		if err == nil {
+			err = m.cni.GetStatusNetworkList(ctx, list)
+		}
 		cancel()
 		if err != nil {
 			err = fmt.Errorf("STATUS: %w", pluginErrorOf(err))

@@ -35,10 +35,6 @@ func (d *assembled) handlers(ctx context.Context, cfg config.Config, log *logrus
 	if parts.PauseDir, err = pauseRootfs(cfg, binary); err != nil {
 		return err
 	}
-	parts.Outside = outside.New(outside.Options{Command: []string{binary, "look"}, Limit: time.Duration(cfg.Runtime.HostPathTimeout),
-		LimitKey: "runtime.host_path_timeout", Await: operation.Await, Whereabouts: monitor.Whereabouts})
-	d.outside = parts.Outside
-	d.closers = append(d.closers, parts.Outside.Close)
 	made := make(chan struct{})
 	client, err := monitor.Open(ctx, monitor.Options{
 		Socket: filepath.Join(cfg.State, "monitor.sock"), Binary: binary,
@@ -70,6 +66,19 @@ func (d *assembled) handlers(ctx context.Context, cfg config.Config, log *logrus
 	return err
 }
 
+// lookOutside makes the Looker that all others look with.
+func (d *assembled) lookOutside(cfg config.Config, parts *runtime.Parts) error {
+	binary, err := monitorBinary(cfg)
+	if err != nil {
+		return err
+	}
+	parts.Outside = outside.New(outside.Options{Command: []string{binary, "look"}, Limit: time.Duration(cfg.Runtime.HostPathTimeout),
+		LimitKey: "runtime.host_path_timeout", Await: operation.Await, Whereabouts: monitor.Whereabouts})
+	d.outside = parts.Outside
+	d.closers = append(d.closers, parts.Outside.Close)
+	return nil
+}
+
 // renewMonitor lets a monitor of an earlier installation become the installed one.
 // Where that cannot be, the old one serves on.
 func renewMonitor(ctx context.Context, client *monitor.Client, binary string, log *logrus.Entry) {
@@ -90,7 +99,7 @@ func openHandlers(cfg config.Config, client *monitor.Client, parts *runtime.Part
 		if err != nil {
 			return fmt.Errorf("key %q: find OCI runtime: %w", config.HandlerKey(name, "path"), err)
 		}
-		rt, err := runc.New(runc.Options{Binary: binary, Root: filepath.Join(cfg.State, "runc", name), Monitor: client})
+		rt, err := runc.New(runc.Options{Binary: binary, Root: filepath.Join(cfg.State, "runc", name), Monitor: client, Answer: parts.Outside.Answer})
 		if err != nil {
 			return fmt.Errorf("key %q: %w", config.HandlerKey(name, "path"), err)
 		}
@@ -135,7 +144,7 @@ func retireHandlers(cfg config.Config, client *monitor.Client, log *logrus.Entry
 		}
 		log.WithField("handler", name).Warn("the configuration has this handler no more, but pods use it; they can be stopped and removed")
 		binary := cfg.Runtime.Handlers[cfg.Runtime.DefaultHandler].Path
-		rt, err := runc.New(runc.Options{Binary: binary, Root: filepath.Join(cfg.State, "runc", name), Monitor: client})
+		rt, err := runc.New(runc.Options{Binary: binary, Root: filepath.Join(cfg.State, "runc", name), Monitor: client, Answer: parts.Outside.Answer})
 		if err != nil {
 			return fmt.Errorf("stand in for handler %q: %w", name, err)
 		}

@@ -23,7 +23,7 @@ func (d *assembled) networks(cfg config.Config, log *logrus.Entry, parts *runtim
 	d.closers = append(d.closers, parts.Leash.Close)
 	open := func(dir, template string) (*network.Manager, error) {
 		m, err := network.New(network.Options{ConfDir: dir, BinDirs: cfg.CNI.BinDirs, CacheDir: filepath.Join(cfg.Root, "cni"),
-			Timeout: time.Duration(cfg.CNI.Timeout), Template: template, Runs: parts.Leash})
+			Timeout: time.Duration(cfg.CNI.Timeout), Template: template, Runs: parts.Leash, Answer: parts.Outside.Answer})
 		if err == nil {
 			d.closers = append(d.closers, func() { logError(log, m.Close()) })
 		}

@@ -122,7 +122,10 @@ func assemble(ctx context.Context, cfg config.Config, log *logrus.Entry, manager
 		}
 	}()
 	parts := runtime.Parts{Config: cfg, Version: version, Log: log}
-	var err error
+	err := d.lookOutside(cfg, &parts)
+	if err != nil {
+		return nil, err
+	}
 	if parts.Records, err = sandbox.Open(cfg.Root, func(p sandbox.Problem) {
 		parts.Problems = append(parts.Problems, p)
 		tellProblem(log, p)

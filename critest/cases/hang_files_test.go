@@ -71,11 +71,13 @@ func (h *hungFiles) while(dir string, f func()) {
 	if err != nil {
 		h.Fatal(err)
 	}
+	defer func() { // also when f gives up: whoever cleans up would hang
+		if err := fs.Release(); err != nil {
+			h.Error(err)
+		}
+	}()
 	fs.Hang()
 	f()
-	if err := fs.Release(); err != nil {
-		h.Error(err)
-	}
 }
 
 // Whatever of the node's own files the daemon wants for an operation, or is told to

@@ -81,6 +81,9 @@ func (r *Runtime) Resume(id string) error {
 
 // Checkpoint implements oci.Runtime.
 func (r *Runtime) Checkpoint(ctx context.Context, id string, c oci.Checkpoint) error {
+	if err := r.answers(ctx); err != nil {
+		return fmt.Errorf("checkpoint %s: %w", id, err)
+	}
 	for _, dir := range []string{c.Images, c.Work} {
 		if err := os.Mkdir(dir, 0o700); err != nil && !errors.Is(err, os.ErrExist) {
 			return fmt.Errorf("checkpoint %s: %w", id, err)

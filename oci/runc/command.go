@@ -26,6 +26,9 @@ const stderrLimit = 4096
 // run spawns the binary to its end and returns its stdout. Its failure is an
 // *oci.ExecError. When ctx ends the process is killed.
 func (r *Runtime) run(ctx context.Context, stdin io.Reader, args ...string) ([]byte, error) {
+	if err := r.answers(ctx); err != nil {
+		return nil, err
+	}
 	argv := append([]string{"--root", r.root}, args...)
 	cmd := exec.CommandContext(ctx, r.binary, argv...)
 	var stdout, stderr tail

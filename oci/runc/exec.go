@@ -163,6 +163,9 @@ var errSpawn = errors.New("start the OCI runtime")
 // spawn runs the binary's exec with the streams of the process to be, until it
 // has left that process behind.
 func (x *running) spawn(ctx context.Context, cmd *exec.Cmd) error {
+	if err := x.r.answers(ctx); err != nil {
+		return fmt.Errorf("%w: %w", errSpawn, err)
+	}
 	stdio, err := x.stdio()
 	if err != nil {
 		return fmt.Errorf("%w: %w", errSpawn, err)

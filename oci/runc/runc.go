@@ -24,6 +24,10 @@ type Options struct {
 	Binary  string          // runc or alike; a bare name is looked up in PATH
 	Root    string          // the binary's --root, made when missing
 	Monitor *monitor.Client // of the node; closed by its owner, after the last call
+	// Answer tells whether a file answers that is about to be run: whoever runs one that
+	// does not, this daemon or the monitor, stops all its goroutines with it. Its error
+	// has the path. nil: nobody asks.
+	Answer func(ctx context.Context, paths ...string) error
 }
 
 // Runtime drives one binary. It implements oci.Runtime; exits are told by the
@@ -32,6 +36,7 @@ type Runtime struct {
 	binary  string
 	root    string
 	monitor *monitor.Client
+	answer  func(ctx context.Context, paths ...string) error
 
 	features   func() (*features.Features, error)
 	subCgroups func() bool // the binary's exec has --cgroup
@@ -55,7 +60,10 @@ func New(o Options) (*Runtime, error) {
 	if err := os.MkdirAll(o.Root, 0o700); err != nil {
 		return nil, fmt.Errorf("make root of %s: %w", filepath.Base(binary), err)
 	}
-	r := &Runtime{binary: binary, root: o.Root, monitor: o.Monitor, born: time.Now().UnixNano()}
+	r := &Runtime{binary: binary, root: o.Root, monitor: o.Monitor, answer: o.Answer, born: time.Now().UnixNano()}
+	if r.answer == nil {
+		r.answer = func(context.Context, ...string) error { return nil }
+	}
 	r.features = sync.OnceValues(r.readFeatures)
 	r.subCgroups = sync.OnceValue(r.probeSubCgroups)
 	return r, nil
@@ -66,6 +74,14 @@ func Exit(x monitor.Exit) oci.Exit {
 	return oci.Exit{ID: x.ID, Code: x.Code, OOMKilled: x.OOMKilled, At: x.At, Unknown: x.Unknown, Dropped: x.Dropped}
 }
 
+// answers asks whether the binary does.
+func (r *Runtime) answers(ctx context.Context) error {
+	if err := r.answer(ctx, r.binary); err != nil {
+		return fmt.Errorf("OCI runtime: %w", err)
+	}
+	return nil
+}
+
 // Create implements oci.Runtime.
 func (r *Runtime) Create(ctx context.Context, req oci.CreateRequest) (oci.Process, error) {
 	if err := checkID(req.ID); err != nil {
@@ -73,6 +89,9 @@ func (r *Runtime) Create(ctx context.Context, req oci.CreateRequest) (oci.Proces
 	}
 	if _, err := os.Lstat(filepath.Join(r.root, req.ID)); err == nil {
 		return oci.Process{}, fmt.Errorf("create %s: %w", req.ID, oci.ErrExists)
+	}
+	if err := r.answers(ctx); err != nil {
+		return oci.Process{}, fmt.Errorf("create %s: %w", req.ID, err)
 	}
 	c := r.createCall(req)
 	stop := guardCreate(req.ID)

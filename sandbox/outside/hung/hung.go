@@ -187,7 +187,7 @@ func attributes(node uint64) []byte {
 	e.PutUint64(b, node)
 	mode, size := uint32(unix.S_IFDIR|0o755), uint64(0)
 	if node == fileNode {
-		mode, size = unix.S_IFREG|0o644, uint64(len(Text))
+		mode, size = unix.S_IFREG|0o755, uint64(len(Text))
 	}
 	e.PutUint64(b[8:], size)
 	e.PutUint32(b[60:], mode)
