@@ -6,13 +6,13 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"net"
 	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
-	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -25,9 +25,8 @@ const settle = 15 * time.Second
 
 // footprint is what a node without pods has.
 type footprint struct {
-	rules      []string // of nftables, and with them of iptables
-	images     []string // files below the images' directory, not too deep
-	fds        int      // of the daemon
+	things     map[string]bool // processes, files, rules of nftables and with them of iptables, leases, plugins' cgroups
+	fds        int             // of the daemon
 	monitorFDs int
 	goroutines int
 }
@@ -38,23 +37,19 @@ func (w *world) left(ctx context.Context) error {
 	if err := w.Tidied(ctx); err != nil {
 		return err
 	}
-	leaks, err := w.Leaks()
-	if err != nil {
-		return err
-	}
+	var all []error
 	for end := time.Now().Add(leakcheck.Patience(settle)); ; time.Sleep(20 * time.Millisecond) {
-		more, err := w.more()
+		leaks, err := w.leaks()
 		if err != nil {
 			return err
 		}
-		if len(more) == 0 || time.Now().After(end) {
-			leaks = append(leaks, more...)
-			break
+		if len(leaks) > 0 && time.Now().Before(end) {
+			continue
 		}
-	}
-	var all []error
-	if len(leaks) > 0 {
-		all = append(all, fmt.Errorf("left behind: %q", leaks))
+		if len(leaks) > 0 {
+			all = append(all, fmt.Errorf("left behind: %q", leaks))
+		}
+		break
 	}
 	if lies := w.watcher.took(); len(lies) > 0 {
 		all = append(all, fmt.Errorf("not true: %q", lies))
@@ -62,21 +57,19 @@ func (w *world) left(ctx context.Context) error {
 	return errors.Join(all...)
 }
 
-// more compares the node with its base.
-func (w *world) more() ([]string, error) {
+// leaks compares the node with its base and with what it was before its first daemon.
+func (w *world) leaks() ([]string, error) {
+	found, err := w.LeaksNow()
+	if err != nil {
+		return nil, err
+	}
 	now, err := w.footprint()
 	if err != nil {
 		return nil, err
 	}
-	var found []string
-	for _, r := range now.rules {
-		if !slices.Contains(w.base.rules, r) {
-			found = append(found, "rule "+r)
-		}
-	}
-	for _, f := range now.images {
-		if !slices.Contains(w.base.images, f) {
-			found = append(found, "image file "+f)
+	for thing := range now.things {
+		if !w.base.things[thing] {
+			found = append(found, thing)
 		}
 	}
 	for _, c := range []struct {
@@ -85,21 +78,6 @@ func (w *world) more() ([]string, error) {
 	}{{"descriptors of the daemon", now.fds, w.base.fds}, {"descriptors of the monitor", now.monitorFDs, w.base.monitorFDs}, {"goroutines", now.goroutines, w.base.goroutines}} {
 		if c.now > c.base {
 			found = append(found, fmt.Sprintf("%d %s, there were %d", c.now, c.what, c.base))
-		}
-	}
-	leases, err := os.ReadDir(w.leases())
-	if err != nil && !errors.Is(err, os.ErrNotExist) {
-		return nil, err
-	}
-	for _, network := range leases {
-		files, err := os.ReadDir(filepath.Join(w.leases(), network.Name()))
-		if err != nil {
-			return nil, err
-		}
-		for _, f := range files {
-			if net.ParseIP(f.Name()) != nil {
-				found = append(found, "lease "+network.Name()+"/"+f.Name())
-			}
 		}
 	}
 	return found, nil
@@ -121,36 +99,105 @@ func (w *world) settled() error {
 }
 
 func (w *world) footprint() (f footprint, err error) {
-	if f.rules, err = rules(); err != nil {
-		return f, err
-	}
-	if f.images, err = filepath.Glob(filepath.Join(w.Root(), "images", "*", "*")); err != nil {
-		return f, err
-	}
-	blobs, err := filepath.Glob(filepath.Join(w.Root(), "images", "blobs", "*", "*"))
-	f.images = append(f.images, blobs...)
+	list, err := rules()
 	if err != nil {
 		return f, err
+	}
+	f.things = map[string]bool{}
+	for _, look := range []func() []string{w.processes, w.files, w.addresses, w.pluginCgroups} {
+		list = append(list, look()...)
+	}
+	for _, thing := range list {
+		f.things[thing] = true
 	}
 	f.fds, f.monitorFDs = descriptors(w.PID()), descriptors(w.monitor())
 	f.goroutines, err = w.goroutines()
 	return f, err
 }
 
-// descriptors counts those of a process, but for its connections: those are ours.
+// processes are those of the test's network namespace, in which runc and plugins run
+// too, but for test, daemon and monitor.
+func (w *world) processes() []string {
+	known := map[string]bool{strconv.Itoa(os.Getpid()): true}
+	for _, pid := range w.Daemons() {
+		known[strconv.Itoa(pid)] = true
+	}
+	own, err := os.Readlink("/proc/self/ns/net")
+	links, globErr := filepath.Glob("/proc/[0-9]*/ns/net")
+	if err = errors.Join(err, globErr); err != nil {
+		return []string{"processes cannot be listed: " + err.Error()}
+	}
+	var list []string
+	for _, link := range links {
+		pid := strings.Split(link, "/")[2]
+		if target, err := os.Readlink(link); err != nil || target != own || known[pid] {
+			continue
+		}
+		command, _ := os.ReadFile("/proc/" + pid + "/cmdline")
+		list = append(list, fmt.Sprintf("process %s %q", pid, bytes.ReplaceAll(command, []byte{0}, []byte{' '})))
+	}
+	return list
+}
+
+// files are all below root and state, of images not what is deep within.
+func (w *world) files() []string {
+	var list []string
+	images := filepath.Join(w.Root(), "images")
+	for _, dir := range []string{w.Root(), w.State()} {
+		_ = filepath.WalkDir(dir, func(path string, e fs.DirEntry, err error) error {
+			if err != nil {
+				return nil // it is gone by now
+			}
+			list = append(list, "file "+path)
+			if in, ok := strings.CutPrefix(path, images+"/"); ok && e.IsDir() && strings.Count(in, "/") > 0 && !strings.HasPrefix(in, "blobs/") {
+				return fs.SkipDir
+			}
+			return nil
+		})
+	}
+	return list
+}
+
+// addresses are leases of the networks beside the ordinary one.
+func (w *world) addresses() []string {
+	files, err := filepath.Glob(filepath.Join(w.leases(), "*", "*"))
+	if err != nil {
+		return []string{"leases cannot be listed: " + err.Error()}
+	}
+	var list []string
+	for _, f := range files {
+		if net.ParseIP(filepath.Base(f)) != nil {
+			list = append(list, "lease "+f)
+		}
+	}
+	return list
+}
+
+// pluginCgroups are those in which CNI plugins were held.
+func (w *world) pluginCgroups() []string {
+	held, err := os.ReadFile(filepath.Join(w.State(), "leash"))
+	if err != nil {
+		return []string{"cgroups of plugins cannot be listed: " + err.Error()}
+	}
+	dirs, err := filepath.Glob(filepath.Join(string(held), "*", "cgroup.procs"))
+	if err != nil {
+		return []string{"cgroups of plugins cannot be listed: " + err.Error()}
+	}
+	var list []string
+	for _, d := range dirs {
+		list = append(list, "cgroup "+filepath.Dir(d))
+	}
+	return list
+}
+
+// descriptors counts those of a process, also its connections: those of the test end
+// with their requests.
 func descriptors(pid int) int {
-	dir := fmt.Sprintf("/proc/%d/fd", pid)
-	entries, err := os.ReadDir(dir)
+	entries, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", pid))
 	if err != nil {
 		return 0
 	}
-	n := 0
-	for _, e := range entries {
-		if target, err := os.Readlink(filepath.Join(dir, e.Name())); err == nil && !strings.HasPrefix(target, "socket:") {
-			n++
-		}
-	}
-	return n
+	return len(entries)
 }
 
 // counters are what differs in a rule while it is there.
@@ -170,7 +217,7 @@ func rules() ([]string, error) {
 			chain = strings.TrimSuffix(text, " {")
 		}
 		if text != "" && text != "}" {
-			list = append(list, chain+": "+text)
+			list = append(list, "rule "+chain+": "+text)
 		}
 	}
 	return list, nil

@@ -139,6 +139,9 @@ func (o options) try(ctx context.Context, stock *node.Stock, kind bool) (err err
 	if err := w.left(ctx); err != nil {
 		return fmt.Errorf("the lives without a fault: %w", err)
 	}
+	if err := w.notices(ctx); err != nil {
+		return err
+	}
 	points = slices.DeleteFunc(points, func(p point) bool { return !o.wants(p.suite) })
 	share := o.sample
 	if len(o.suites) == 0 && share > 0 {

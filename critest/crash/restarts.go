@@ -195,11 +195,12 @@ func (l *life) restartPreloaded() request {
 			return err
 		}
 		for {
+			said := behind(log, from)
 			res, err := l.w.Images().ImageStatus(ctx, &cri.ImageStatusRequest{Image: &cri.ImageSpec{Image: thing}})
 			if err != nil || res.GetImage() != nil {
 				return err
 			}
-			if said := behind(log, from); strings.Contains(said, "preload directory") {
+			if strings.Contains(said, "preload directory") {
 				return fmt.Errorf("the archive was not imported:\n%s", said)
 			}
 			time.Sleep(10 * time.Millisecond)

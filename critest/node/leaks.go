@@ -20,7 +20,7 @@ import (
 func (n *Node) Leaks() ([]string, error) {
 	end := time.Now().Add(settle)
 	for {
-		leaks, err := n.leaksNow()
+		leaks, err := n.LeaksNow()
 		if err != nil || len(leaks) == 0 || time.Now().After(end) {
 			return leaks, err
 		}
@@ -28,7 +28,8 @@ func (n *Node) Leaks() ([]string, error) {
 	}
 }
 
-func (n *Node) leaksNow() ([]string, error) {
+// LeaksNow is Leaks without the wait.
+func (n *Node) LeaksNow() ([]string, error) {
 	after, err := leakcheck.Snapshot(n.scope)
 	if err != nil {
 		return nil, err

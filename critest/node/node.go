@@ -17,6 +17,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"sync/atomic"
 	"syscall"
 	"time"
@@ -117,6 +118,11 @@ func Start(ctx context.Context, o Options) (*Node, error) {
 			filepath.Join(n.State(), "sandboxes"), filepath.Join(n.State(), "containers"),
 			filepath.Join(n.State(), "namespaces"), filepath.Join(n.State(), "runc", "runc"),
 		},
+	}
+	for table := range o.Settings {
+		if handler, ok := strings.CutPrefix(table, "runtime.handlers."); ok {
+			n.scope.Files = append(n.scope.Files, filepath.Join(n.State(), "runc", handler))
+		}
 	}
 	n.pods = map[string]bool{}
 	err = n.writeFiles()
