@@ -12,7 +12,7 @@ import (
 // and compares them with what its status says.
 func (w *watcher) follow(ctx context.Context) {
 	for ctx.Err() == nil {
-		stream, err := w.node.Runtime().GetContainerEvents(ctx, &cri.GetEventsRequest{})
+		stream, err := w.runtime.GetContainerEvents(ctx, &cri.GetEventsRequest{})
 		for err == nil {
 			var e *cri.ContainerEventResponse
 			if e, err = stream.Recv(); err == nil {
@@ -44,7 +44,7 @@ func (w *watcher) event(ctx context.Context, e *cri.ContainerEventResponse) {
 	if s := e.GetContainersStatuses()[i].GetState(); kind == cri.ContainerEventType_CONTAINER_STOPPED_EVENT && s != cri.ContainerState_CONTAINER_EXITED {
 		w.lie("event %s of %s says that it is %s", kind, e.GetContainerId(), s)
 	}
-	res, err := w.node.Runtime().ContainerStatus(ctx, &cri.ContainerStatusRequest{ContainerId: e.GetContainerId()})
+	res, err := w.runtime.ContainerStatus(ctx, &cri.ContainerStatusRequest{ContainerId: e.GetContainerId()})
 	if err != nil {
 		return // the daemon went, or the container
 	}

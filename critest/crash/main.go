@@ -23,7 +23,8 @@
 // After each the daemon is started again where it was the victim; the same request
 // is sent again until it succeeds; the pod lives on to its end; the log of its
 // container must have no hole; and nothing may be left: processes, mounts,
-// namespaces, links, cgroups, leases, rules, files, descriptors, goroutines. All the
+// namespaces, links, cgroups, leases, rules, files, descriptors, goroutines: a leak of
+// each kind, made by the test before the first point, must be noticed (plants). All the
 // time a watcher compares lists, statuses and events with the kernel and with what
 // they said before.
 //

@@ -117,7 +117,10 @@ func (p *parts) mends() {
 	if strings.Contains(string(args), p.dir) {
 		_ = syscall.Kill(pid, syscall.SIGKILL)
 	}
-	for end := time.Now().Add(patience); alive(pid) && time.Now().Before(end); {
+	for end := time.Now().Add(patience); time.Now().Before(end); {
+		if _, lives := alive(pid); !lives {
+			break
+		}
 		time.Sleep(time.Millisecond)
 	}
 }

@@ -195,13 +195,16 @@ func (l *life) restartPreloaded() request {
 			return err
 		}
 		for {
-			said := behind(log, from)
+			failed := strings.Contains(behind(log, from), "not imported")
 			res, err := l.w.Images().ImageStatus(ctx, &cri.ImageStatusRequest{Image: &cri.ImageSpec{Image: thing}})
-			if err != nil || res.GetImage() != nil {
+			noted, _ := os.ReadFile(filepath.Join(l.w.Root(), "images", "preloaded.json"))
+			switch {
+			case err != nil:
 				return err
-			}
-			if strings.Contains(said, "preload directory") {
-				return fmt.Errorf("the archive was not imported:\n%s", said)
+			case res.GetImage() == nil && failed:
+				return fmt.Errorf("the archive was not imported:\n%s", behind(log, from))
+			case res.GetImage() != nil && (failed || strings.Contains(string(noted), "thing.tar")):
+				return nil
 			}
 			time.Sleep(10 * time.Millisecond)
 		}

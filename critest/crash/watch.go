@@ -15,7 +15,6 @@ import (
 	"google.golang.org/grpc/status"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
-	"berth/critest/node"
 	"berth/sandbox/leakcheck"
 )
 
@@ -28,7 +27,8 @@ const between = 20 * time.Millisecond
 // watcher asks for lists and statuses again and again, whatever else goes on, and
 // keeps every lie it is told.
 type watcher struct {
-	node *node.Node
+	runtime cri.RuntimeServiceClient
+	state   string // the daemon's directory
 
 	mu     sync.Mutex
 	lies   []string            // guarded by mu
@@ -43,14 +43,15 @@ type seen struct {
 	name    string
 	state   int // of the enumeration; it never goes down
 	pid     int
+	born    string    // when the process began, see alive
 	dead    time.Time // since when the process was seen dead; zero: it was not
 	gone    bool
 	came    bool // it was whole once: a pod that never was ready is removed by the next attempt
 	checked bool // its exit was looked at
 }
 
-func watch(n *node.Node) *watcher {
-	return &watcher{node: n, known: map[string]*seen{}, may: map[string]bool{}, events: map[string][]string{}}
+func watch(runtime cri.RuntimeServiceClient, state string) *watcher {
+	return &watcher{runtime: runtime, state: state, known: map[string]*seen{}, may: map[string]bool{}, events: map[string][]string{}}
 }
 
 // run looks until ctx ends. Errors are no lies: the daemon may be down.
@@ -65,7 +66,7 @@ func (w *watcher) run(ctx context.Context) {
 func (w *watcher) look(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
-	pods, err := w.node.Runtime().ListPodSandbox(ctx, &cri.ListPodSandboxRequest{})
+	pods, err := w.runtime.ListPodSandbox(ctx, &cri.ListPodSandboxRequest{})
 	if err == nil {
 		listed := map[string]bool{}
 		for _, p := range pods.GetItems() {
@@ -74,7 +75,7 @@ func (w *watcher) look(ctx context.Context) {
 		}
 		w.missing("pod ", listed)
 	}
-	list, err := w.node.Runtime().ListContainers(ctx, &cri.ListContainersRequest{})
+	list, err := w.runtime.ListContainers(ctx, &cri.ListContainersRequest{})
 	if err == nil {
 		listed := map[string]bool{}
 		for _, c := range list.GetContainers() {
@@ -154,7 +155,7 @@ func (w *watcher) pod(ctx context.Context, p *cri.PodSandbox) {
 		return
 	}
 	// It may have been stopped between the two looks.
-	res, err := w.node.Runtime().PodSandboxStatus(ctx, &cri.PodSandboxStatusRequest{PodSandboxId: p.GetId()})
+	res, err := w.runtime.PodSandboxStatus(ctx, &cri.PodSandboxStatusRequest{PodSandboxId: p.GetId()})
 	if err == nil && res.GetStatus().GetState() == cri.PodSandboxState_SANDBOX_READY {
 		w.lie("%s is ready, but its network namespace is gone", name)
 	}
@@ -162,7 +163,7 @@ func (w *watcher) pod(ctx context.Context, p *cri.PodSandbox) {
 
 func (w *watcher) pinned(id string) bool {
 	var fs unix.Statfs_t
-	err := unix.Statfs(filepath.Join(w.node.State(), "namespaces", id, "net"), &fs)
+	err := unix.Statfs(filepath.Join(w.state, "namespaces", id, "net"), &fs)
 	return err == nil && fs.Type == unix.NSFS_MAGIC
 }
 
@@ -178,10 +179,13 @@ func (w *watcher) container(ctx context.Context, c *cri.Container) {
 		if s.checked {
 			return
 		}
-		res, err := w.node.Runtime().ContainerStatus(ctx, &cri.ContainerStatusRequest{ContainerId: c.GetId()})
+		res, err := w.runtime.ContainerStatus(ctx, &cri.ContainerStatusRequest{ContainerId: c.GetId()})
 		if err == nil {
 			s.checked = true
 			w.ended(name, res.GetStatus())
+			if born, lives := alive(s.pid); lives && born == s.born {
+				w.lie("%s has ended, but its process %d lives", name, s.pid)
+			}
 		} else if status.Code(err) == codes.NotFound && !w.goes(c.GetId()) {
 			w.lie("%s is listed, but has no status", name)
 		}
@@ -196,7 +200,7 @@ func (w *watcher) goes(id string) bool {
 
 func (w *watcher) runs(ctx context.Context, id string, s *seen) {
 	if s.pid == 0 {
-		res, err := w.node.Runtime().ContainerStatus(ctx, &cri.ContainerStatusRequest{ContainerId: id, Verbose: true})
+		res, err := w.runtime.ContainerStatus(ctx, &cri.ContainerStatusRequest{ContainerId: id, Verbose: true})
 		if err != nil {
 			return
 		}
@@ -205,9 +209,11 @@ func (w *watcher) runs(ctx context.Context, id string, s *seen) {
 			w.lie("%s: its status has no info: %v", s.name, err)
 		}
 		s.pid = info.PID
+		s.born, _ = alive(s.pid)
 	}
+	_, lives := alive(s.pid)
 	switch {
-	case s.pid == 0 || alive(s.pid):
+	case s.pid == 0 || lives:
 		s.dead = time.Time{}
 	case s.dead.IsZero():
 		s.dead = time.Now()
@@ -234,11 +240,16 @@ func (w *watcher) ended(name string, s *cri.ContainerStatus) {
 	}
 }
 
-// alive: there is such a process, and it is no zombie.
-func alive(pid int) bool {
+// alive: there is such a process, and it is no zombie. born tells it from a later one
+// of the same number.
+func alive(pid int) (born string, lives bool) {
 	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	_, after, ok := strings.Cut(string(data), ") ")
-	return err == nil && ok && !strings.HasPrefix(after, "Z")
+	fields := strings.Fields(after)
+	if err != nil || !ok || len(fields) < 20 {
+		return "", false
+	}
+	return fields[19], fields[0] != "Z"
 }
 
 // open are the objects that are listed.

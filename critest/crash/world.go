@@ -89,7 +89,7 @@ func begin(ctx context.Context, stock *node.Stock, supervised bool) (w *world, e
 // watch starts the watchers, until end.
 func (w *world) watch(ctx context.Context) {
 	ctx, w.stop = context.WithCancel(ctx)
-	w.watcher = watch(w.Node)
+	w.watcher = watch(w.Runtime(), w.State())
 	go func() {
 		defer close(w.watched)
 		done := make(chan struct{})
@@ -281,7 +281,10 @@ func (w *world) checkpoints(ctx context.Context) string {
 }
 
 // running tells whether the daemon lives.
-func (w *world) running() bool { return alive(w.PID()) }
+func (w *world) running() bool {
+	_, lives := alive(w.PID())
+	return lives
+}
 
 // await waits for the end of a daemon that was killed.
 func (w *world) await(killed bool) error {
