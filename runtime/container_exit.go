@@ -4,8 +4,10 @@ import (
 	"context"
 	"fmt"
 	"sync"
+	"syscall"
 	"time"
 
+	"github.com/sirupsen/logrus"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"berth/oci"
@@ -29,7 +31,8 @@ func (s *Service) Exited(e oci.Exit) {
 		return
 	}
 	defer s.exits.tell(e.ID)
-	if _, err := s.Records.Sandboxes.Get(e.ID); err == nil {
+	if sb, err := s.Records.Sandboxes.Get(e.ID); err == nil {
+		s.pauseEnded(sb, e)
 		s.markStopped(e.ID)
 		return
 	}
@@ -53,6 +56,26 @@ func (s *Service) Exited(e oci.Exit) {
 	if s.plugins != nil {
 		s.behind(func() { s.tellStopped(context.Background(), e.ID) })
 	}
+}
+
+// pauseEnded tells the log of a pod whose first process went although nobody has
+// stopped the pod: it is not ready any more, and the kubelet makes it anew.
+func (s *Service) pauseEnded(sb *sandbox.Sandbox, e oci.Exit) {
+	if sb.StoppedAt != 0 || !visibleSandbox(sb) {
+		return
+	}
+	m := sb.Config.Message.GetMetadata()
+	log := s.Log.WithFields(logrus.Fields{"sandbox": sb.ID, "pod": m.GetNamespace() + "/" + m.GetName(), "code": e.Code, "oom": e.OOMKilled})
+	if sb.Pause != nil {
+		log = log.WithField("pid", sb.Pause.PID)
+	}
+	if e.Code > 128 {
+		log = log.WithField("signal", syscall.Signal(e.Code-128).String())
+	}
+	if e.Unknown != "" {
+		log = log.WithField("unknown", e.Unknown)
+	}
+	log.Warn("the pod's pause process has ended, so the pod is not ready")
 }
 
 // starts are the running starts by container id. An end that is reported while

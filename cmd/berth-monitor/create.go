@@ -174,6 +174,7 @@ func (k *creation) await(end <-chan ended, stop func()) error {
 	if k.console != nil {
 		go func() { master <- monitor.ReceiveConsole(k.console) }()
 	}
+	talk := k.listen()
 	e := <-end
 	k.s.mu.Lock()
 	delete(k.s.cancels, k.key)
@@ -188,13 +189,15 @@ func (k *creation) await(end <-chan ended, stop func()) error {
 	}
 	select {
 	case <-cancelled:
+		talk.end(nil)
 		return errors.New("create was cancelled")
 	default:
 	}
 	if code := monitor.Code(e.status); code != 0 {
 		return &monitor.Error{Text: fmt.Sprintf("%s ended with code %d", filepath.Base(k.r.Args[0]), code),
-			Command: true, ExitCode: int(code), Stderr: k.complaint()}
+			Command: true, ExitCode: int(code), Stderr: k.complaint(talk)}
 	}
+	talk.end(k.child[:])
 	if k.console != nil && tty < 0 {
 		return errors.New("the OCI runtime sent no console")
 	}
@@ -203,17 +206,19 @@ func (k *creation) await(end <-chan ended, stop func()) error {
 
 // complaint is what a failed create wrote to its stderr, which would have
 // become the container's.
-func (k *creation) complaint() string {
+func (k *creation) complaint(t talk) string {
 	f := k.c.streams[1]
 	if k.r.IO.Terminal {
 		f = k.child[1]
-		_ = k.child[2].Close()
-	} else {
-		_ = k.child[2].Close()
 	}
-	_ = f.SetReadDeadline(time.Now().Add(100 * time.Millisecond))
-	b, _ := io.ReadAll(io.LimitReader(f, 4096))
-	return strings.TrimSpace(string(b))
+	_ = k.child[2].Close()
+	said := t.end(nil)
+	if len(said) < 4096 {
+		_ = f.SetReadDeadline(time.Now().Add(100 * time.Millisecond))
+		more, _ := io.ReadAll(io.LimitReader(f, int64(4096-len(said))))
+		said = append(said, more...)
+	}
+	return strings.TrimSpace(string(said[max(0, len(said)-4096):]))
 }
 
 // identify learns who the init is and writes monitor.json.

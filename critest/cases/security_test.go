@@ -166,6 +166,8 @@ func TestResourcesOfThisNode(t *testing.T) {
 	const mib = 1 << 20
 	list := []field{
 		{"hugepages of a size without a limit", with(&cri.LinuxContainerResources{HugepageLimits: []*cri.HugepageLimit{{PageSize: "2MB"}, {PageSize: "1GB", Limit: 1 << 30}}}), "echo runs", "runs\n", 0, nil},
+		{"hugepages of a size that no node has", with(&cri.LinuxContainerResources{HugepageLimits: []*cri.HugepageLimit{{PageSize: "3MB"}}}), "true", "", codes.InvalidArgument,
+			[]string{"hugepage_limits.page_size", `"3MB"`, "huge pages of"}},
 		{"hugepages of no size", with(&cri.LinuxContainerResources{HugepageLimits: []*cri.HugepageLimit{{PageSize: "2Mi"}}}), "true", "", codes.InvalidArgument,
 			[]string{"hugepage_limits.page_size", "2Mi"}},
 		{"swap below memory", with(&cri.LinuxContainerResources{MemoryLimitInBytes: 64 * mib, MemorySwapLimitInBytes: 32 * mib}), "true", "", codes.InvalidArgument,

@@ -67,6 +67,8 @@ func sentinelOf(stderr string) error {
 	switch {
 	case strings.Contains(stderr, "container does not exist"), strings.Contains(stderr, "No such container"):
 		return oci.ErrNotFound
+	case strings.Contains(stderr, "cannot start a container that has stopped"):
+		return errStopped
 	case strings.Contains(stderr, "container not running"), strings.Contains(stderr, "container is not running"),
 		strings.Contains(stderr, "cannot exec in a stopped container"), strings.Contains(stderr, "cannot exec a container that has stopped"):
 		return oci.ErrNotRunning

@@ -18,6 +18,9 @@ import (
 // binary, or whoever waits for the container's end, waits for ever. Such an init is
 // known by its name, which ends when the program begins.
 
+// errStopped is a create or start whose init has ended by itself.
+var errStopped = fmt.Errorf("%w: its init ended before the program began, as by a seccomp profile that kills", oci.ErrRefused)
+
 // errHalfDead says so.
 var errHalfDead = fmt.Errorf("%w: a thread of its init was killed before the program began, as by a seccomp profile that kills", oci.ErrRefused)
 

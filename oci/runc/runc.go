@@ -157,6 +157,9 @@ func (r *Runtime) createError(c monitor.Create, err error) error {
 		}
 		return err
 	}
+	if strings.Contains(refused.Text, "ended before it was started") {
+		return fmt.Errorf("%w: %s: %w", errStopped, filepath.Base(r.binary), err)
+	}
 	if !refused.Command {
 		return fmt.Errorf("%s: %w", filepath.Base(r.binary), err)
 	}
@@ -187,7 +190,9 @@ func (r *Runtime) Start(ctx context.Context, id string) error {
 		exe = fmt.Sprintf("/proc/%d/exe", ct.PID)
 	}
 	before, readErr := os.Readlink(exe)
-	if _, err := r.run(ctx, nil, "start", id); err != nil || readErr != nil {
+	if _, err := r.run(ctx, nil, "start", id); errors.Is(err, errStopped) {
+		return fmt.Errorf("start %s: %w", id, errStopped)
+	} else if err != nil || readErr != nil {
 		return err
 	}
 	pause := 50 * time.Microsecond

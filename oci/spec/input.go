@@ -21,6 +21,9 @@ type Host struct {
 	Kernel           Kernel
 	SwapControl      bool // the memory controller can limit swap
 	HugetlbControl   bool // the hugetlb controller is there
+	// HugePages are the sizes of huge pages that the kernel has, such as 2MB; nil: not
+	// known, none is refused.
+	HugePages []string
 	// Rlimits are given to every container. nil means DefaultRlimits, an empty
 	// list means that the daemon's own are inherited.
 	Rlimits []rspec.POSIXRlimit

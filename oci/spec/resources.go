@@ -144,6 +144,9 @@ func translateResources(prefix string, r *cri.LinuxContainerResources, host Host
 		warnings = append(warnings, fmt.Sprintf("memory_swap_limit_in_bytes %d ignored: this host cannot limit swap", r.GetMemorySwapLimitInBytes()))
 	}
 	for _, l := range r.GetHugepageLimits() {
+		if size := l.GetPageSize(); host.HugePages != nil && !slices.Contains(host.HugePages, size) {
+			return nil, nil, Invalid(prefix+".hugepage_limits.page_size", size, "this host has huge pages of "+strings.Join(host.HugePages, ", "))
+		}
 		if host.HugetlbControl {
 			out.HugepageLimits = append(out.HugepageLimits, rspec.LinuxHugepageLimit{Pagesize: l.GetPageSize(), Limit: l.GetLimit()})
 		} else if l.GetLimit() > 0 {

@@ -49,6 +49,7 @@ func hostFacts(root string) (spec.Host, error) {
 	if host.RlimitMax, err = r.rlimitMax(resource); err != nil {
 		return spec.Host{}, err
 	}
+	host.HugePages = r.hugePages()
 	host.SwapControl, host.HugetlbControl = r.swapControl(host.CgroupV2), r.hugetlbControl(host.CgroupV2)
 	return host, nil
 }
@@ -164,6 +165,26 @@ func (r reader) swapControl(v2 bool) bool {
 func (r reader) any(pattern string) bool {
 	found, err := filepath.Glob(filepath.Join(r.root, pattern))
 	return err == nil && len(found) > 0
+}
+
+// hugePages are the sizes of huge pages as cgroup files have them in their names; nil
+// where the kernel has none.
+func (r reader) hugePages() (sizes []string) {
+	entries, _ := os.ReadDir(filepath.Join(r.root, "sys/kernel/mm/hugepages"))
+	for _, e := range entries {
+		text, ok := strings.CutPrefix(e.Name(), "hugepages-")
+		kb, err := strconv.ParseUint(strings.TrimSuffix(text, "kB"), 10, 54)
+		switch {
+		case !ok || err != nil:
+		case kb >= 1<<20:
+			sizes = append(sizes, fmt.Sprintf("%dGB", kb>>20))
+		case kb >= 1<<10:
+			sizes = append(sizes, fmt.Sprintf("%dMB", kb>>10))
+		default:
+			sizes = append(sizes, fmt.Sprintf("%dKB", kb))
+		}
+	}
+	return sizes
 }
 
 func (r reader) hugetlbControl(v2 bool) bool {
