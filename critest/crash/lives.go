@@ -126,8 +126,8 @@ func sessionsLife(l *life) {
 	s := l.sessions
 	stay := s.hold(false)
 	l.requests = []request{l.run(), l.create("main", logs), l.start("main", logs), l.speaks("main"), l.create("server", server), l.start("server", server),
-		s.attach("main"), s.exec("main"), s.forward(80), stay, l.update("main"), stay, l.exec("main"), stay, l.reopen("main"), stay,
-		l.restart(""), s.hold(true), l.stop("main"), s.over("attach", "exec"), l.stopPod(), s.over("forward"), l.removePod()}
+		s.attach("main"), s.exec("main"), s.sync("main"), s.forward(80), stay, l.update("main"), stay, l.exec("main"), stay, l.reopen("main"), stay,
+		l.restart(""), s.hold(true), l.stop("main"), s.over("attach", "exec", "sync"), l.stopPod(), s.over("forward"), l.removePod()}
 }
 
 // thing is the image that comes and goes.

@@ -30,7 +30,6 @@ type sessions struct {
 	l    *life
 	kind map[string]*session
 	open map[string]func(context.Context) (*session, error) // by kind, how to connect
-	runs int                                                // commands that exec has run
 	cut  []string                                           // those that ended although their pod went on
 }
 
@@ -77,12 +76,10 @@ func (s *sessions) attach(name string) request {
 // exec runs a command that speaks. The one before must be gone with its session.
 func (s *sessions) exec(name string) request {
 	return s.connect("exec", "Exec "+name, func(ctx context.Context) (*session, error) {
-		if err := s.execGone(ctx); err != nil {
+		if err := s.gone(ctx, "exec"); err != nil {
 			return nil, err
 		}
-		s.runs++
-		res, err := s.l.w.Runtime().Exec(ctx, &cri.ExecRequest{ContainerId: s.l.ids[name], Stdout: true,
-			Cmd: []string{"sh", "-c", "while :; do echo hi; sleep 0.05; done", s.mark(s.runs)}})
+		res, err := s.l.w.Runtime().Exec(ctx, &cri.ExecRequest{ContainerId: s.l.ids[name], Stdout: true, Cmd: s.endless("exec")})
 		if err != nil {
 			return nil, err
 		}
@@ -90,28 +87,66 @@ func (s *sessions) exec(name string) request {
 	})
 }
 
-// mark is in the command line of an exec.
-func (s *sessions) mark(n int) string { return fmt.Sprintf("exec-%d-of-%s", n, s.l.pod) }
-
-// execGone waits until no command of a session runs that is over.
-func (s *sessions) execGone(ctx context.Context) error {
-	for {
-		left := ""
-		lines, err := filepath.Glob("/proc/[0-9]*/cmdline")
-		if err != nil {
+// sync is an ExecSync whose command does not end; it says something as long as that runs.
+func (s *sessions) sync(name string) request {
+	return s.connect("sync", "ExecSync "+name+" without end", func(ctx context.Context) (*session, error) {
+		if err := s.gone(ctx, "sync"); err != nil {
+			return nil, err
+		}
+		run, cancel := context.WithCancel(context.Background())
+		one := &session{ended: make(chan error, 1), hangUp: cancel}
+		one.ask = func(int) error {
+			for end := time.Now().Add(patience / 3); s.runs("sync") == ""; time.Sleep(10 * time.Millisecond) {
+				if time.Now().After(end) {
+					return errSilent
+				}
+				select {
+				case err := <-one.ended:
+					one.ended <- err
+					return err
+				default:
+				}
+			}
+			_, err := one.seen.Write([]byte("it runs\n"))
 			return err
 		}
-		for _, file := range lines {
-			if text, _ := os.ReadFile(file); strings.Contains(string(text), "-of-"+s.l.pod+"\x00") && s.l.pod != "" {
-				left = file
-			}
+		go func() {
+			_, err := s.l.w.Runtime().ExecSync(run, &cri.ExecSyncRequest{ContainerId: s.l.ids[name], Cmd: s.endless("sync")})
+			one.ended <- err
+		}()
+		return one, nil
+	})
+}
+
+// endless is the command of an exec, with what runs looks for.
+func (s *sessions) endless(kind string) []string {
+	return []string{"sh", "-c", "while :; do echo hi; sleep 0.05; done", kind + "-of-" + s.l.pod}
+}
+
+// runs is where in /proc the command of an exec is; empty: there is none.
+func (s *sessions) runs(kind string) string {
+	lines, err := filepath.Glob("/proc/[0-9]*/cmdline")
+	if err != nil {
+		return err.Error()
+	}
+	for _, file := range lines {
+		if text, _ := os.ReadFile(file); strings.HasSuffix(string(text), "\x00"+kind+"-of-"+s.l.pod+"\x00") {
+			return file
 		}
+	}
+	return ""
+}
+
+// gone waits until the command of a session that is over runs no more.
+func (s *sessions) gone(ctx context.Context, kind string) error {
+	for {
+		left := s.runs(kind)
 		if left == "" {
 			return nil
 		}
 		select {
 		case <-ctx.Done():
-			return fmt.Errorf("the command of an exec session that is over still runs (%s): %w", left, ctx.Err())
+			return fmt.Errorf("the command of a session that is over still runs (%s): %w", left, ctx.Err())
 		case <-time.After(10 * time.Millisecond):
 		}
 	}
@@ -201,7 +236,9 @@ func tunnel(ctx context.Context, to string, port int32) (*session, error) {
 func (one *session) speaks(ctx context.Context) error {
 	before := len(one.seen.String())
 	if one.ask != nil {
-		if err := one.ask(before); err != nil {
+		if err := one.ask(before); errors.Is(err, errSilent) {
+			return err
+		} else if err != nil {
 			return fmt.Errorf("the session has ended: %w, saying %q", err, one.seen.String())
 		}
 	}
@@ -222,7 +259,7 @@ func (one *session) speaks(ctx context.Context) error {
 // has, is opened again: cut notes it where it was not to be expected.
 func (s *sessions) hold(expected bool) request {
 	return request{name: "the sessions", send: func(ctx context.Context) error {
-		for _, kind := range []string{"attach", "exec", "forward"} {
+		for _, kind := range []string{"attach", "exec", "sync", "forward"} {
 			limited, cancel := context.WithTimeout(ctx, patience/3)
 			err := s.holdOne(limited, kind, expected)
 			cancel()
@@ -271,6 +308,6 @@ func (s *sessions) over(kinds ...string) request {
 				return fmt.Errorf("%s goes on without its container: %w", kind, ctx.Err())
 			}
 		}
-		return s.execGone(ctx)
+		return errors.Join(s.gone(ctx, "exec"), s.gone(ctx, "sync"))
 	}}
 }
