@@ -142,7 +142,7 @@ func (l *life) ends(name string) request {
 
 // bootEnds gives the daemon the machine's boot again.
 func (l *life) bootEnds() request {
-	return request{name: "the boot's end", send: func(ctx context.Context) error {
+	return request{name: restarts + " in the first boot", send: func(ctx context.Context) error {
 		l.w.rebooted = false
 		return l.w.relaunch(ctx)
 	}}
