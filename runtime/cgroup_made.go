@@ -27,12 +27,7 @@ func (s *Service) claimCgroups(dir string) (map[string]string, error) {
 		return nil, err
 	}
 	claims := map[string]string{}
-	for _, root := range hierarchies {
-		if top := missingBelow(root, dir); top != "" {
-			claims[root] = top
-		}
-	}
-	for _, sb := range s.Records.Sandboxes.List() {
+	for _, sb := range s.Records.Sandboxes.List() { // before the look: what goes with a pod goes before its record
 		if sb.BootID != s.bootID {
 			continue
 		}
@@ -40,6 +35,12 @@ func (s *Service) claimCgroups(dir string) (map[string]string, error) {
 			if mine, ok := claims[root]; inCgroup(dir, top) && (!ok || inCgroup(mine, top)) {
 				claims[root] = top
 			}
+		}
+	}
+	for _, root := range hierarchies {
+		top := missingBelow(root, dir)
+		if mine, ok := claims[root]; top != "" && (!ok || inCgroup(mine, top)) {
+			claims[root] = top
 		}
 	}
 	return claims, nil
@@ -83,6 +84,17 @@ func (s *Service) removeMadeCgroups(sb *sandbox.Sandbox) error {
 		}
 	}
 	return nil
+}
+
+// forget removes what a pod has claimed and then its record, of one pod at a time: of
+// two that go at once each would leave to the other what they share. Idempotent.
+func (s *Service) forget(sb *sandbox.Sandbox) error {
+	s.forgetting.Lock()
+	defer s.forgetting.Unlock()
+	if err := s.removeMadeCgroups(sb); err != nil {
+		return err
+	}
+	return s.Records.Sandboxes.Remove(sb.ID)
 }
 
 // podOfBundle is the id of the pod whose own cgroup a container's bundle names;

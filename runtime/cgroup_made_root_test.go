@@ -1,8 +1,10 @@
 package runtime
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
+	"sync"
 	"testing"
 
 	"google.golang.org/protobuf/proto"
@@ -56,6 +58,30 @@ func TestMissingCgroupParents(t *testing.T) {
 	}
 	if _, err := os.Stat(theirs); err != nil {
 		t.Errorf("somebody else's cgroup is gone: %v", err)
+	}
+}
+
+// Of pods that go at once, the last one takes what they share.
+func TestCgroupParentsOfPodsThatGoAtOnce(t *testing.T) {
+	n := newNode(t)
+	for round := range 6 {
+		var pods []string
+		for i := range 4 {
+			request := proto.Clone(n.hostPod(fmt.Sprint("pod", i))).(*cri.RunPodSandboxRequest)
+			request.Config.Linux.CgroupParent = fmt.Sprint(n.parent, "/at/once/", i%2)
+			pods = append(pods, n.runPod(request))
+			n.runContainer(pods[i], "main", forever)
+			_, err := n.StopPodSandbox(t.Context(), &cri.StopPodSandboxRequest{PodSandboxId: pods[i]})
+			must(t, err)
+		}
+		var removals sync.WaitGroup
+		for _, pod := range pods {
+			removals.Go(func() { n.removePod(pod) })
+		}
+		removals.Wait()
+		if at := cgroupsAt(t, n.parent); len(at) != 0 {
+			t.Fatalf("round %d: %s is left in %q", round, n.parent, at)
+		}
 	}
 }
 

@@ -126,7 +126,7 @@ func (s *Service) createContainer(ctx context.Context, op *operation.Operation, 
 		return err
 	}()
 	if err != nil {
-		err = fmt.Errorf("create container %s at step %s: %w", config.GetMetadata().GetName(), op.Where(), err)
+		err = fmt.Errorf("create container %s at step %s: %w", config.GetMetadata().GetName(), op.Broken(), err)
 		undo, cancel := context.WithTimeout(context.WithoutCancel(ctx), operationLimit)
 		defer cancel()
 		if uerr := s.removeContainer(undo, c.ID); uerr != nil {

@@ -67,16 +67,13 @@ func (s *Service) removeSandbox(ctx context.Context, id string) error {
 			return err
 		}
 	}
-	if err := s.removeMadeCgroups(sb); err != nil {
-		return err
-	}
 	op.Step("remove record")
 	if err := os.RemoveAll(filepath.Dir(s.shmPath(id))); err != nil {
 		return fmt.Errorf("remove state of %s: %w", id, err)
 	}
 	s.exits.forget(id)
 	s.plugins.RemovePodSandbox(ctx, id)
-	err = s.Records.Sandboxes.Remove(id)
+	err = s.forget(sb)
 	if _, gone := s.Records.Sandboxes.Get(id); gone == nil {
 		return err
 	}

@@ -98,7 +98,7 @@ func (s *Service) runSandbox(ctx context.Context, op *operation.Operation, req *
 		return "", errors.Join(err, s.HostPorts.Close(sb.ID))
 	}
 	if err := s.bringUp(ctx, op, sb); err != nil {
-		err = fmt.Errorf("run sandbox %s at step %s: %w", sb.Name, op.Where(), err)
+		err = fmt.Errorf("run sandbox %s at step %s: %w", sb.Name, op.Broken(), err)
 		undo, cancel := context.WithTimeout(context.WithoutCancel(ctx), operationLimit)
 		defer cancel()
 		if uerr := s.removeSandbox(undo, sb.ID); uerr != nil {

@@ -103,6 +103,7 @@ type Service struct {
 	background operation.Crew
 	warned     sync.Map // texts of warnings that were logged
 	preloading sync.Mutex
+	forgetting sync.Mutex // of pods
 }
 
 // New makes a Service over its parts. Restore must be called before it serves.

@@ -35,7 +35,6 @@ const maxFailures = 256
 // it has succeeded. That a container could be stopped says nothing of what failed
 // before.
 func (f *failures) note(o *operation.Operation) {
-	step, _ := o.Current()
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if o.Err() == nil && o.Verb == "StopContainer" && f.last[o.Object].Verb != o.Verb {
@@ -51,7 +50,7 @@ func (f *failures) note(o *operation.Operation) {
 		f.order = f.order[1:]
 	}
 	f.order = append(f.order, o.Object)
-	f.last[o.Object] = admin.WhyFailure{Verb: o.Verb, Step: step, Error: readable(o.Err().Error()), At: time.Now()}
+	f.last[o.Object] = admin.WhyFailure{Verb: o.Verb, Step: o.Failed(), Error: readable(o.Err().Error()), At: time.Now()}
 }
 
 func (f *failures) of(name string) *admin.WhyFailure {

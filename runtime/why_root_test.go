@@ -118,7 +118,7 @@ func TestWhyTellsOfTheEnd(t *testing.T) {
 	r, err := n.why(t.Context(), &admin.WhyRequest{Object: "web_"})
 	must(t, err)
 	if len(r.Objects) != 1 || r.Objects[0].State != "gone" || r.Objects[0].Failed == nil ||
-		r.Objects[0].Failed.Verb != "RunPodSandbox" || !strings.Contains(r.Objects[0].Failed.Error, "was told to") {
+		r.Objects[0].Failed.Verb != "RunPodSandbox" || r.Objects[0].Failed.Step != "network setup" || !strings.Contains(r.Objects[0].Failed.Error, "was told to") {
 		t.Errorf("why of a pod that could not be made: %+v", r)
 	}
 	undo()

@@ -13,6 +13,7 @@
 package operation
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -65,6 +66,7 @@ type Operation struct {
 	step  string    // guarded by mu
 	since time.Time // guarded by mu
 	steps []Step    // finished ones, guarded by mu
+	broke string    // the step that failed, guarded by mu
 	waits []*Wait   // guarded by mu
 
 	shared any                // of the request that began it
@@ -114,6 +116,23 @@ func (o *Operation) Where() string {
 		return fmt.Sprintf("waiting, for %s", time.Since(o.Began).Round(time.Millisecond))
 	}
 	return fmt.Sprintf("%s, for %s", o.step, time.Since(o.since).Round(time.Millisecond))
+}
+
+// Broken is Where, of a step that has failed and is about to be undone, in steps of
+// its own.
+func (o *Operation) Broken() string {
+	where := o.Where()
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.broke = o.step
+	return where
+}
+
+// Failed is the step that failed: what Broken was told of, else the last one.
+func (o *Operation) Failed() string {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return cmp.Or(o.broke, o.step)
 }
 
 // Current is the running step and since when; before the first one it is empty,
