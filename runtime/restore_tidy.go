@@ -77,8 +77,8 @@ func (s *Service) tidy(ctx context.Context, op *operation.Operation, l leftovers
 	s.collectNetwork(ctx)
 	op.Step("sweep leftovers")
 	s.sweep(ctx, l.orphans)
-	op.Step("end CNI plugins")
-	s.endPlugins(ctx)
+	op.Step("end plugins and commands")
+	s.endLeft(ctx)
 }
 
 // removeHalfMade undoes creations that a crash interrupted. What cannot be
@@ -147,15 +147,15 @@ func (s *Service) returnNetworks(ctx context.Context, rebooted []*sandbox.Sandbo
 	})
 }
 
-// endPlugins ends what CNI plugins of an earlier daemon have left for pods that are
-// gone. For one that is there its own DEL does.
-func (s *Service) endPlugins(ctx context.Context) {
-	each(s, s.Leash.Left(), func(pod string) {
-		if s.sandboxKnown(pod) {
+// endLeft ends what CNI plugins and commands of an earlier daemon have left for pods
+// and containers. For a pod that is there its own DEL does.
+func (s *Service) endLeft(ctx context.Context) {
+	each(s, s.Leash.Left(), func(id string) {
+		if s.sandboxKnown(id) {
 			return
 		}
-		if err := s.Leash.Settle(ctx, pod, time.Duration(s.Config().CNI.Timeout)); err != nil {
-			s.troubled(logrus.Fields{"sandbox": pod}, err, "end CNI plugins of an earlier daemon")
+		if err := s.Leash.Settle(ctx, id, time.Duration(s.Config().CNI.Timeout)); err != nil {
+			s.troubled(logrus.Fields{"of": id}, err, "end what an earlier daemon has run")
 		}
 	})
 }

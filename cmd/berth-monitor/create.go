@@ -81,6 +81,9 @@ func (k *creation) run() error {
 	}
 	err = k.await(end, stop)
 	if err == nil {
+		err = k.leaveCgroup()
+	}
+	if err == nil {
 		err = k.identify()
 	}
 	if err != nil {
@@ -157,11 +160,33 @@ func (k *creation) spawn() (end <-chan ended, stop func(), err error) {
 	attr := &os.ProcAttr{Dir: k.r.Bundle, Env: os.Environ(), Files: files,
 		// A create must not go on when nobody can take over what it makes.
 		Sys: &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}}
+	if k.r.Cgroup != "" {
+		cgroup, err := os.Open(k.r.Cgroup)
+		if err != nil {
+			return nil, nil, fmt.Errorf("open cgroup of a create: %w", err)
+		}
+		defer cgroup.Close()
+		attr.Sys.UseCgroupFD, attr.Sys.CgroupFD = true, int(cgroup.Fd())
+	}
 	pid, end, err := k.s.reaper.spawn(k.r.Args, attr)
 	if err != nil {
 		return nil, nil, &monitor.Error{Text: fmt.Sprintf("start %s: %v", k.r.Args[0], err), Command: true, ExitCode: -1}
 	}
 	return end, func() { _ = unix.Kill(-pid, unix.SIGKILL) }, nil
+}
+
+// leaveCgroup takes what create has made out of the cgroup of the command, which
+// whoever follows a killed daemon kills. Where version 1 counts, or the container has
+// no cgroup of its own, its init is still there.
+func (k *creation) leaveCgroup() error {
+	if k.r.Cgroup == "" {
+		return nil
+	}
+	own, err := monitor.OwnCgroup()
+	if err != nil {
+		return err
+	}
+	return monitor.DissolveCgroup(k.r.Cgroup, own)
 }
 
 // await waits for the create's end and, with a pty, for its master.

@@ -47,7 +47,7 @@ var rooms = map[string][]string{
 	"berth/oci/spec":                {},
 	"berth/oci/leash":               {"berth/oci/monitor", "berth/sandbox/regular"},
 	"berth/oci/checkpoint":          {"berth/sandbox/regular"},
-	"berth/oci/runc":                {"berth/oci", "berth/oci/monitor", "berth/sandbox/regular"},
+	"berth/oci/runc":                {"berth/oci", "berth/oci/leash", "berth/oci/monitor", "berth/sandbox/regular"},
 	"berth/oci/monitor":             {"berth/sandbox/regular"},
 	"berth/network":                 {"berth/sandbox/namespaces", "berth/sandbox/regular"},
 	"berth/network/hostport":        {},

@@ -234,7 +234,7 @@ var (
 	nodeDirectory = regexp.MustCompile(`^.*/berth-[0-9]+/`)
 	longID        = regexp.MustCompile(`[0-9a-f]{32,}`)
 	anyNumber     = regexp.MustCompile(`[0-9]+`)
-	leash         = regexp.MustCompile(`berth-plugins-[0-9a-f]+(/(ADD|DEL|CHECK|GC)\.[^/]+)?`)
+	leash         = regexp.MustCompile(`berth-plugins-[0-9a-f]+(/([A-Za-z]+)\.[^/]+)?`)
 	trash         = regexp.MustCompile(`(/trash/)[^/]+`)
 	execFile      = regexp.MustCompile(`/(\.?exec-)[^/]+`)
 	temporary     = regexp.MustCompile(`(-|\.)[A-Za-z0-9]*[0-9]{5,}[A-Za-z0-9]*`)

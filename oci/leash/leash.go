@@ -1,5 +1,6 @@
 // Package leash keeps hold of programs of others that the daemon runs on the node,
-// with all that they start: CNI plugins. Each run has a cgroup of its own, so that a
+// with all that they start: CNI plugins, and commands of the OCI runtime, also those
+// that the monitor runs for it. Each run has a cgroup of its own, so that a
 // daemon that follows one that was killed finds what still runs and ends it, or
 // waits for it, before it undoes what that may be doing. A process group or a
 // parent-death signal does not reach what a program's children start.
@@ -7,8 +8,8 @@
 // It does not own the programs, their deadlines or their output (network), nor the
 // cgroups of containers (the OCI runtime).
 //
-// Terms: a run is one program's life, with a verb and the pod it is for; it is left
-// when an earlier daemon began it.
+// Terms: a run is one program's life, with a verb and the pod or container it is for;
+// it is left when an earlier daemon began it, or it has outlived its end here.
 //
 // On disk: a cgroup of version 2 below the daemon's own, without controllers, and
 // in the state directory the file leash, which says where that is. A kernel's v1
@@ -47,7 +48,7 @@ type Leash struct {
 
 const maxNote = 8 << 10 // bytes of a path
 
-type run struct{ verb, pod, dir string }
+type run struct{ verb, pod, dir string } // pod: or container
 
 // Open finds what an earlier daemon with the same state directory has left, and
 // ends it, but for Delete; it does not wait for that end. With an error the Leash may
@@ -65,7 +66,7 @@ func Open(state string) (*Leash, error) {
 	}
 	l.find(l.dir)
 	if err := os.Mkdir(l.dir, 0o755); err != nil && !errors.Is(err, os.ErrExist) {
-		return nil, fmt.Errorf("make cgroup for plugins: %w", err)
+		return nil, fmt.Errorf("make cgroup for what is held: %w", err)
 	}
 	if string(before) == l.dir {
 		return l, nil
@@ -75,7 +76,7 @@ func Open(state string) (*Leash, error) {
 		err = os.Rename(note+".new", note)
 	}
 	if err != nil {
-		return l, fmt.Errorf("note where plugins run: %w", err)
+		return l, fmt.Errorf("note where it runs: %w", err)
 	}
 	return l, nil
 }
@@ -120,11 +121,11 @@ func (l *Leash) Hold(verb, pod string) (cgroup *os.File, end func(kill bool), er
 	}
 	r := run{verb, pod, filepath.Join(l.dir, verb+"."+pod+"."+rand.Text()[:8])}
 	if err := os.Mkdir(r.dir, 0o755); err != nil {
-		return nil, nil, fmt.Errorf("make cgroup of a plugin: %w", err)
+		return nil, nil, fmt.Errorf("make cgroup for a command: %w", err)
 	}
 	if cgroup, err = os.Open(r.dir); err != nil {
 		_ = os.Remove(r.dir)
-		return nil, nil, fmt.Errorf("open cgroup of a plugin: %w", err)
+		return nil, nil, fmt.Errorf("open cgroup of a command: %w", err)
 	}
 	return cgroup, func(kill bool) {
 		_ = cgroup.Close()
@@ -137,8 +138,9 @@ func (l *Leash) end(r run, kill bool) {
 		return
 	}
 	if !kill {
-		monitor.DissolveCgroup(r.dir, filepath.Dir(l.dir))
-		return
+		if monitor.DissolveCgroup(r.dir, filepath.Dir(l.dir)) == nil {
+			return
+		}
 	}
 	if err := finish(context.Background(), r); err != nil {
 		l.mu.Lock()
@@ -155,20 +157,20 @@ func finish(ctx context.Context, r run) error {
 	return monitor.RemoveCgroup(r.dir)
 }
 
-// Settle returns when nothing that was left for a pod runs any more. What is not
+// Settle returns when nothing that was left for a pod or container runs any more. What is not
 // Delete is killed; that is waited for, but at most for patience since Open, then
 // killed too. The error names the processes that the kernel does not let go of.
-// Idempotent; calls for one pod are the caller's to order.
+// Idempotent.
 func (l *Leash) Settle(ctx context.Context, pod string, patience time.Duration) error {
 	for _, r := range l.leftFor(pod) {
 		if r.verb == Delete {
 			l.await(ctx, r, patience)
 		}
 		if err := ctx.Err(); err != nil {
-			return fmt.Errorf("wait for a plugin's %s of an earlier daemon: %w", r.verb, err)
+			return fmt.Errorf("wait for the %s of %q that an earlier daemon began: %w", r.verb, pod, err)
 		}
 		if err := finish(ctx, r); err != nil {
-			return fmt.Errorf("end a plugin's %s that was left: %w", r.verb, err)
+			return fmt.Errorf("end the %s of %q that was left: %w", r.verb, pod, err)
 		}
 		l.mu.Lock()
 		delete(l.left, r.dir)
@@ -211,8 +213,8 @@ func (l *Leash) leftFor(pod string) (list []run) {
 	return list
 }
 
-// Left are the pods for which something is left; one may be "", for a verb that is
-// for none.
+// Left are the pods and containers for which something is left; one may be "", for a
+// verb that is for none.
 func (l *Leash) Left() (pods []string) {
 	if l == nil {
 		return nil

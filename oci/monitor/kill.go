@@ -255,15 +255,21 @@ func removeTree(dir string) error {
 }
 
 // DissolveCgroup removes a cgroup directory below another one, to which it
-// moves the processes that are in it. What forks meanwhile is moved again.
-func DissolveCgroup(dir, into string) {
-	for range 20 {
+// moves the processes that are in it. What forks meanwhile is moved again, and what
+// forks on and on is frozen for it: it goes on where it comes to. An error where
+// something is left.
+func DissolveCgroup(dir, into string) error {
+	const calm = 3 // rounds, of which one does nearly always
+	for round := range 20 {
 		if err := unix.Rmdir(dir); err == nil || err == unix.ENOENT {
-			return
+			return nil
 		}
 		pids, err := Processes(dir)
 		if err != nil {
-			return
+			return err
+		}
+		if round >= calm && len(pids) > 0 {
+			freeze(dir, "FROZEN", "1")
 		}
 		for _, pid := range pids {
 			_ = os.WriteFile(filepath.Join(into, "cgroup.procs"), strconv.AppendInt(nil, int64(pid), 10), 0)
@@ -272,6 +278,8 @@ func DissolveCgroup(dir, into string) {
 			time.Sleep(time.Millisecond) // a dying process still counts
 		}
 	}
+	freeze(dir, "THAWED", "0")
+	return fmt.Errorf("dissolve cgroup %s: %w", dir, unix.EBUSY)
 }
 
 // RemoveCgroups kills what is in a cgroup path, relative to the hierarchies'

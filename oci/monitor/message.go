@@ -68,9 +68,15 @@ type Message struct {
 	fds []int
 }
 
-// Error is a refusal by the monitor.
+// Kinds of a trouble that has an end, about the log of the container in Target.
+const (
+	Stalled = "stalled" // it does not answer
+	Answers = "answers" // it does again
+)
+
+// Error is a refusal by the monitor, or a trouble.
 type Error struct {
-	Kind     string `json:"kind,omitempty"` // "exists", "notfound", "ended", "version", "slow" or empty
+	Kind     string `json:"kind,omitempty"` // "exists", "notfound", "ended", "version", "slow", Stalled, Answers or empty
 	Text     string `json:"text"`
 	Errno    int    `json:"errno,omitempty"`    // of the system call that failed
 	ExitCode int    `json:"exitCode,omitempty"` // of the OCI runtime's create
@@ -102,7 +108,11 @@ type Create struct {
 	Args          []string `json:"args"`   // the OCI runtime's create
 	PidFile       string   `json:"pidFile"`
 	ConsoleSocket string   `json:"consoleSocket,omitempty"` // the monitor listens there; wanted when Terminal
-	IO            IO       `json:"io"`
+	// Cgroup is the directory, of version 2, into which the command is born; empty:
+	// the monitor's own. What a create that has succeeded leaves there moves to the
+	// monitor's own before the answer: it is the container's. Else it is the caller's.
+	Cgroup string `json:"cgroup,omitempty"`
+	IO     IO     `json:"io"`
 }
 
 // IO says where a container's streams go.

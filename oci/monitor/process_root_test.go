@@ -328,7 +328,9 @@ func TestDissolveMovesWhatIsLeft(t *testing.T) {
 	}()
 	below := filepath.Join(dir, "below")
 	join(t, below, cmd.Process.Pid)
-	DissolveCgroup(below, dir)
+	if err := DissolveCgroup(below, dir); err != nil {
+		t.Error(err)
+	}
 	if _, err := os.Lstat(below); err == nil {
 		t.Error("the cgroup is left")
 	}

@@ -97,7 +97,13 @@ func (r *Runtime) Checkpoint(ctx context.Context, id string, c oci.Checkpoint) e
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
 	cmd.WaitDelay = time.Second
-	if err := cmd.Run(); err != nil {
+	end, err := r.hold(ctx, cmd, "checkpoint", id)
+	if err != nil {
+		return fmt.Errorf("checkpoint %s: %w", id, err)
+	}
+	err = cmd.Run()
+	end(err != nil)
+	if err != nil {
 		e := &oci.ExecError{Args: cmd.Args, ExitCode: cmd.ProcessState.ExitCode(), Stderr: bounded(plainLog(stderr.String()))}
 		e.Err = sentinelOf(e.Stderr)
 		if ctx.Err() != nil {

@@ -24,8 +24,9 @@ import (
 const stderrLimit = 4096
 
 // run spawns the binary to its end and returns its stdout. Its failure is an
-// *oci.ExecError. When ctx ends the process is killed.
-func (r *Runtime) run(ctx context.Context, stdin io.Reader, args ...string) ([]byte, error) {
+// *oci.ExecError. When ctx ends the process is killed. What acts on a container is
+// held, and ends whole when it fails.
+func (r *Runtime) run(ctx context.Context, stdin io.Reader, args ...string) (_ []byte, err error) {
 	if err := r.answers(ctx); err != nil {
 		return nil, err
 	}
@@ -35,7 +36,14 @@ func (r *Runtime) run(ctx context.Context, stdin io.Reader, args ...string) ([]b
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = stdin, &stdout, &stderr
 	// start's hooks may leave something that holds the pipes.
 	cmd.WaitDelay = time.Second
-	err := cmd.Run()
+	if verb := args[0]; verb == "start" || verb == "update" || verb == "delete" {
+		end, err := r.hold(ctx, cmd, verb, args[len(args)-1])
+		if err != nil {
+			return nil, err
+		}
+		defer func() { end(err != nil) }()
+	}
+	err = cmd.Run()
 	if err == nil || errors.Is(err, exec.ErrWaitDelay) {
 		return stdout.kept, nil
 	}
@@ -51,6 +59,23 @@ func (r *Runtime) run(ctx context.Context, stdin io.Reader, args ...string) ([]b
 		e.Err = fmt.Errorf("%w: %w", oci.ErrRefused, err) // it is not there, or no program
 	}
 	return nil, e
+}
+
+// hold has a command about a container run in a cgroup of its own, so that a daemon
+// that follows this one finds it with its children; and first ends what an earlier
+// one has left there. end must be called when the command has ended.
+func (r *Runtime) hold(ctx context.Context, cmd *exec.Cmd, verb, id string) (end func(kill bool), err error) {
+	if err := r.leash.Settle(ctx, id, 0); err != nil {
+		return nil, err
+	}
+	cgroup, end, err := r.leash.Hold(verb, id)
+	if cgroup != nil {
+		if cmd.SysProcAttr == nil {
+			cmd.SysProcAttr = &syscall.SysProcAttr{}
+		}
+		cmd.SysProcAttr.UseCgroupFD, cmd.SysProcAttr.CgroupFD = true, int(cgroup.Fd())
+	}
+	return end, err
 }
 
 // causeOf is the sentinel of a command's complaint, or the signal that ended it.

@@ -42,6 +42,9 @@ func (r *Runtime) Delete(ctx context.Context, id string) error {
 	if err := checkID(id); err != nil {
 		return nil
 	}
+	if err := r.leash.Settle(ctx, id, 0); err != nil {
+		return fmt.Errorf("delete %s: %w", id, err)
+	}
 	ct, ok := r.monitor.Container(id)
 	if !ok {
 		return r.sweep(ctx, id, "")

@@ -162,7 +162,7 @@ var errSpawn = errors.New("start the OCI runtime")
 
 // spawn runs the binary's exec with the streams of the process to be, until it
 // has left that process behind.
-func (x *running) spawn(ctx context.Context, cmd *exec.Cmd) error {
+func (x *running) spawn(ctx context.Context, cmd *exec.Cmd) (err error) {
 	if err := x.r.answers(ctx); err != nil {
 		return fmt.Errorf("%w: %w", errSpawn, err)
 	}
@@ -175,6 +175,13 @@ func (x *running) spawn(ctx context.Context, cmd *exec.Cmd) error {
 	// as an orphan. A zombie in the container's PID namespace keeps the
 	// container's end waiting.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	// Held until the process runs: then it moves out, where it is still in.
+	end, err := x.r.hold(ctx, cmd, "exec", x.id)
+	if err != nil {
+		closeFiles(stdio)
+		return fmt.Errorf("%w: %w", errSpawn, err)
+	}
+	defer func() { end(err != nil) }()
 	err = cmd.Start()
 	closeFiles(stdio)
 	if err != nil {
@@ -192,7 +199,8 @@ func (x *running) spawn(ctx context.Context, cmd *exec.Cmd) error {
 		}
 	})
 	defer stop()
-	return cmd.Wait()
+	err = cmd.Wait()
+	return err
 }
 
 // adopt takes over the process that the binary left, by its pid file.
@@ -314,7 +322,7 @@ func (x *running) close() {
 		x.reap()
 	}
 	if x.group != "" {
-		monitor.DissolveCgroup(x.group, x.inside)
+		_ = monitor.DissolveCgroup(x.group, x.inside) // what is left ends with the container
 	}
 }
 

@@ -16,6 +16,7 @@ import (
 	rspec "github.com/opencontainers/runtime-spec/specs-go"
 
 	"berth/oci"
+	"berth/oci/leash"
 	"berth/oci/monitor"
 	"berth/sandbox/leakcheck"
 )
@@ -26,6 +27,7 @@ type node struct {
 	dir     string
 	binary  string
 	client  *monitor.Client
+	leash   *leash.Leash
 	runtime *Runtime
 	mu      sync.Mutex
 	exits   map[string][]oci.Exit // guarded by mu
@@ -120,7 +122,10 @@ func (n *node) tryOpen() error {
 		return err
 	}
 	n.client = client
-	n.runtime, err = New(Options{Binary: filepath.Join(leakcheck.DepsDir(n.t), "bin", "runc"), Root: filepath.Join(n.dir, "runc"), Monitor: n.client})
+	if n.leash, err = leash.Open(n.dir); err != nil {
+		return err
+	}
+	n.runtime, err = New(Options{Binary: filepath.Join(leakcheck.DepsDir(n.t), "bin", "runc"), Root: filepath.Join(n.dir, "runc"), Monitor: n.client, Leash: n.leash})
 	return err
 }
 
@@ -128,6 +133,7 @@ func (n *node) tryOpen() error {
 func (n *node) end() {
 	pid := n.client.MonitorPID()
 	_ = n.client.Close()
+	n.leash.Close()
 	if n.t.Failed() {
 		if data, err := os.ReadFile(filepath.Join(n.dir, "monitor.log")); err == nil && len(data) > 0 {
 			n.t.Logf("monitor.log:\n%s", data)

@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"berth/oci"
+	"berth/oci/leash"
 	"berth/oci/monitor"
 )
 
@@ -28,6 +29,7 @@ type Options struct {
 	// does not, this daemon or the monitor, stops all its goroutines with it. Its error
 	// has the path. nil: nobody asks.
 	Answer func(ctx context.Context, paths ...string) error
+	Leash   *leash.Leash    // holds commands; nil: they are not held
 }
 
 // Runtime drives one binary. It implements oci.Runtime; exits are told by the
@@ -37,6 +39,7 @@ type Runtime struct {
 	root    string
 	monitor *monitor.Client
 	answer  func(ctx context.Context, paths ...string) error
+	leash   *leash.Leash
 
 	features   func() (*features.Features, error)
 	subCgroups func() bool // the binary's exec has --cgroup
@@ -60,7 +63,7 @@ func New(o Options) (*Runtime, error) {
 	if err := os.MkdirAll(o.Root, 0o700); err != nil {
 		return nil, fmt.Errorf("make root of %s: %w", filepath.Base(binary), err)
 	}
-	r := &Runtime{binary: binary, root: o.Root, monitor: o.Monitor, answer: o.Answer, born: time.Now().UnixNano()}
+	r := &Runtime{binary: binary, root: o.Root, monitor: o.Monitor, leash: o.Leash, answer: o.Answer, born: time.Now().UnixNano()}
 	if r.answer == nil {
 		r.answer = func(context.Context, ...string) error { return nil }
 	}
@@ -90,13 +93,21 @@ func (r *Runtime) Create(ctx context.Context, req oci.CreateRequest) (oci.Proces
 	if _, err := os.Lstat(filepath.Join(r.root, req.ID)); err == nil {
 		return oci.Process{}, fmt.Errorf("create %s: %w", req.ID, oci.ErrExists)
 	}
-	if err := r.answers(ctx); err != nil {
+	if err := errors.Join(r.answers(ctx), r.leash.Settle(ctx, req.ID, 0)); err != nil {
 		return oci.Process{}, fmt.Errorf("create %s: %w", req.ID, err)
 	}
 	c := r.createCall(req)
+	cgroup, end, err := r.leash.Hold("create", req.ID)
+	if err != nil {
+		return oci.Process{}, fmt.Errorf("create %s: %w", req.ID, err)
+	}
+	if cgroup != nil {
+		c.Cgroup = cgroup.Name()
+	}
 	stop := guardCreate(req.ID)
 	ct, err := r.monitor.Create(ctx, c)
 	ended := stop()
+	end(err != nil)
 	if err != nil {
 		if errors.Is(err, monitor.ErrExists) {
 			return oci.Process{}, fmt.Errorf("create %s: %w", req.ID, oci.ErrExists)
