@@ -31,14 +31,13 @@ func (s *Service) RuntimeConfig(context.Context, *cri.RuntimeConfigRequest) (*cr
 // Status tells whether pods can be run, and with which handlers. It waits for
 // nothing.
 func (s *Service) Status(_ context.Context, req *cri.StatusRequest) (*cri.StatusResponse, error) {
-	runtimeReady := &cri.RuntimeCondition{Type: cri.RuntimeReady, Status: true}
 	networkReady := &cri.RuntimeCondition{Type: cri.NetworkReady, Status: true}
 	if err := s.Network.Ready(); err != nil {
 		networkReady.Status = false
 		networkReady.Reason = "NetworkPluginNotReady"
 		networkReady.Message = err.Error()
 	}
-	conditions := []*cri.RuntimeCondition{runtimeReady, networkReady}
+	conditions := []*cri.RuntimeCondition{s.runtimeReady(), networkReady}
 	if s.AppArmor != nil && s.AppArmor.Problem() != nil {
 		conditions = append(conditions, &cri.RuntimeCondition{Type: "AppArmorDefaultLoaded", Reason: "ProfileNotLoaded", Message: s.AppArmor.Problem().Error()})
 	}
@@ -51,6 +50,19 @@ func (s *Service) Status(_ context.Context, req *cri.StatusRequest) (*cri.Status
 		reply.Info = s.statusInfo()
 	}
 	return reply, nil
+}
+
+// runtimeReady is false where there has been no monitor for a while: nothing can be
+// made or started.
+func (s *Service) runtimeReady() *cri.RuntimeCondition {
+	c := &cri.RuntimeCondition{Type: cri.RuntimeReady, Status: true}
+	if s.MonitorMissing == nil {
+		return c
+	}
+	if text := s.MonitorMissing(); text != "" {
+		c.Status, c.Reason, c.Message = false, "MonitorUnavailable", "no monitor takes requests; they wait for "+text
+	}
+	return c
 }
 
 func (s *Service) statusInfo() map[string]string {

@@ -41,3 +41,14 @@ func TestB103StatusTellsWhatIsMissing(t *testing.T) {
 		}
 	}
 }
+
+// A node without a monitor is not ready, and says what it waits for.
+func TestStatusWithoutMonitor(t *testing.T) {
+	for text, ready := range map[string]bool{"": true, "the monitor to begin: pid 7": false} {
+		s := &Service{Parts: Parts{MonitorMissing: func() string { return text }}}
+		c := s.runtimeReady()
+		if c.GetStatus() != ready || !strings.HasSuffix(c.GetMessage(), text) || ready != (c.GetReason() == "") {
+			t.Errorf("with %q missing: %v", text, c)
+		}
+	}
+}

@@ -255,9 +255,9 @@ func (n *node) open() {
 		OnExit:    func(e monitor.Exit) { <-made; n.Exited(runc.Exit(e)) },
 		OnTrouble: func(err error) { log.WithError(err).Warn("monitor") }, Await: operation.Await})
 	must(n.t, err)
-	rt, err := runc.New(runc.Options{Binary: n.dir + "/bin/runc", Root: n.cfg.State + "/runc/runc", Monitor: n.client})
+	rt, err := runc.New(runc.Options{Binary: n.dir + "/bin/runc", Root: n.cfg.State + "/runc/runc", Monitor: n.client, Leash: p.Leash})
 	must(n.t, err)
-	p.MonitorPID = n.client.MonitorPID
+	p.MonitorPID, p.MonitorMissing = n.client.MonitorPID, n.client.Missing
 	p.Handlers = map[string]oci.Runtime{"runc": rt}
 	if n.wrap != nil {
 		p.Handlers["runc"] = n.wrap(rt)

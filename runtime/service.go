@@ -68,6 +68,12 @@ type Parts struct {
 	Outside   *outside.Looker // at paths that others serve
 	// MonitorPID tells the pid of the monitor, 0 while none is connected; may be nil.
 	MonitorPID func() int
+	// MonitorMissing says what the next monitor waits for when there has been none for
+	// long, else nothing; may be nil.
+	MonitorMissing func() string
+	// LogStalled says in words that a container's log does not answer, else nothing; may
+	// be nil.
+	LogStalled func(id string) string
 }
 
 // Service is CRI's RuntimeService.

@@ -184,6 +184,11 @@ func (s *Service) whyContainer(c *sandbox.Container) admin.WhyObject {
 	case st == cri.ContainerState_CONTAINER_CREATED:
 		o.Reason = "StartContainer has not been called, or has not ended"
 	}
+	if s.LogStalled != nil {
+		if text := s.LogStalled(c.ID); text != "" {
+			o.Reason = strings.TrimPrefix(o.Reason+"; "+text, "; ")
+		}
+	}
 	return o
 }
 

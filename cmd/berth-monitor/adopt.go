@@ -121,34 +121,30 @@ func (c *container) takeOverLog(tapeFD, logFD int) error {
 			return err
 		}
 	}
-	l := &logFile{path: path, tape: t, fd: logFD}
-	c.log = l
-	if path == "" {
-		l.recover()
-		return nil
-	}
-	if logFD < 0 || !lost && inode(logFD) != t.get(wordInode) {
-		fd, err := openLog(path)
+	c.log = &logFile{path: path, tape: t, fd: logFD, inherited: true, lost: lost}
+	return nil
+}
+
+// rightFile makes the parked file, or the one at the path, the log's, whole again where
+// the tape is lost. The caller holds l.mu.
+func (l *logFile) rightFile() {
+	if l.fd < 0 || !l.lost && inode(l.fd) != l.tape.get(wordInode) {
+		fd, err := openLog(l.path)
 		if err != nil {
 			// The daemon's folder went away: go on without a log, say so.
-			log.Printf("adopt %s: %v", c.info.ID, err)
-			l.fd = logFD
-			l.recover()
-			return nil
+			log.Printf("take over a log: %v", err)
+			return
 		}
-		if logFD >= 0 {
-			_ = unix.Close(logFD)
+		if l.lost {
+			l.tape.set(wordInode, inode(fd))
 		}
-		l.fd = fd
-		if lost {
-			t.set(wordInode, inode(fd))
+		if old := l.use(fd); old >= 0 {
+			_ = unix.Close(old)
 		}
 	}
-	if lost {
-		trim(l.fd, path)
+	if l.lost {
+		trim(l.fd, l.path)
 	}
-	l.recover()
-	return nil
 }
 
 // findPipe opens the read side of a pipe that the container's processes hold;

@@ -59,6 +59,7 @@ func guard(what string, f func()) (ok bool) {
 
 // start begins to read the container's output.
 func (c *container) start() {
+	c.pumps.Go(func() { guard("log of "+c.info.ID, c.log.catchUp) })
 	for stream, f := range c.streams {
 		if f == nil {
 			continue
@@ -66,7 +67,7 @@ func (c *container) start() {
 		c.pumps.Add(1)
 		go func() {
 			defer c.pumps.Done()
-			if !guard("output of "+c.info.ID, func() { c.pump(stream, f) }) {
+			if !guard("output of "+c.info.ID, func() { c.log.catchUp(); c.pump(stream, f) }) {
 				guard("output of "+c.info.ID, func() { discard(f) })
 			}
 		}()
@@ -218,12 +219,10 @@ func (c *container) finish(status unix.WaitStatus, at time.Time, unknown string,
 		c.mu.Lock()
 		c.exit = &exit
 		c.mu.Unlock()
-		if drained {
-			c.close()
-			return
+		if !drained {
+			log.Printf("end of %s: its log %s takes no more", c.info.ID, c.info.IO.LogPath)
 		}
-		log.Printf("end of %s: its log %s takes no more", c.info.ID, c.info.IO.LogPath)
-		go func() {
+		go func() { // the log's filesystem may take its time
 			c.pumps.Wait()
 			c.close()
 		}()
@@ -257,11 +256,12 @@ func (c *container) drain() bool {
 // close releases the descriptors. The pumps must have ended.
 func (c *container) close() {
 	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.gone {
+	gone := c.gone
+	c.gone = true
+	c.mu.Unlock()
+	if gone {
 		return
 	}
-	c.gone = true
 	for _, f := range c.streams {
 		if f != nil {
 			_ = f.Close()

@@ -32,7 +32,7 @@ func TestFullDiskDropsWholeLines(t *testing.T) {
 		t.Fatal(err)
 	}
 	told := make(chan string, 1)
-	l.complain = func(text string) { told <- text } // once a minute
+	l.complain = func(_, text string) { told <- text } // once a minute
 	b.c.start()
 	line := strings.Repeat("x", 99) + "\n"
 	wrote := make(chan struct{})

@@ -64,7 +64,7 @@ func TestNoRenewalWhileAThreadHangs(t *testing.T) {
 	}()
 	said := ""
 	for end := time.Now().Add(leakcheck.Patience(20 * time.Second)); said == "" && time.Now().Before(end); {
-		if err := hanging(); err != nil {
+		if err := newServer("").hanging(); err != nil {
 			said = err.Error()
 		}
 	}
@@ -77,7 +77,7 @@ func TestNoRenewalWhileAThreadHangs(t *testing.T) {
 	if err := <-wrote; err != nil {
 		t.Error(err)
 	}
-	if err := hanging(); err != nil {
+	if err := newServer("").hanging(); err != nil {
 		t.Errorf("after it: %v", err)
 	}
 }

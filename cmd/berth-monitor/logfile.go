@@ -18,7 +18,14 @@ import (
 type logFile struct {
 	path     string // empty: output is dropped
 	tape     *tape
-	complain func(text string) // tells the daemon, without waiting; nil: nobody yet
+	complain func(kind, text string) // tells the daemon, without waiting; nil: nobody yet
+	released func()                  // called when the file is closed; nil: nobody asks
+
+	reopening sync.Mutex // held by reopen
+	inherited bool       // from a monitor that was killed, or another build
+	lost      bool       // inherited without what was in the tape
+	caughtUp  sync.Once
+	stall     stall
 
 	mu       sync.Mutex // held while a batch is written, for as long as the filesystem takes
 	lastSaid time.Time  // guarded by mu; when trouble was last told
@@ -78,7 +85,9 @@ func (l *logFile) flush(stream int, final bool) {
 		if used == 0 {
 			return
 		}
+		l.begin()
 		l.commit(b, out, used)
+		l.done()
 	}
 }
 
@@ -132,16 +141,37 @@ func (l *logFile) drop(out []byte, done int, size, raw int64, cause error) {
 		l.lastSaid = time.Now()
 		text := fmt.Sprintf("write %s: %v: output is dropped, about %d bytes until now", l.path, cause, l.tape.get(wordDropped))
 		log.Print(text)
-		if l.complain != nil {
-			l.complain(text)
-		}
+		l.tell("", text)
 	}
+}
+
+// catchUp is recover for a log that was inherited, once. It waits for the filesystem,
+// so it is the pumps' first work.
+func (l *logFile) catchUp() {
+	if l.inherited {
+		l.caughtUp.Do(l.recover)
+	}
+}
+
+// use goes on with another descriptor and returns the one before. The caller holds mu.
+func (l *logFile) use(fd int) (old int) {
+	l.fdMu.Lock()
+	defer l.fdMu.Unlock()
+	old, l.fd = l.fd, fd
+	return old
 }
 
 // recover brings the log up to the tape of a killed monitor: first the batch
 // that it had begun, then what it had read besides.
 func (l *logFile) recover() {
+	l.mu.Lock()
+	l.begin()
+	if l.inherited && l.path != "" {
+		l.rightFile()
+	}
 	l.finishBatch()
+	l.done()
+	l.mu.Unlock()
 	for stream := range 2 {
 		l.flush(stream, false)
 	}
@@ -205,6 +235,13 @@ func (l *logFile) reopen() error {
 	if l.path == "" {
 		return nil
 	}
+	if !l.reopening.TryLock() {
+		return fmt.Errorf("reopen log: the reopening before it has not ended: %w", unix.EBUSY)
+	}
+	defer l.reopening.Unlock()
+	if l.stalled() >= hangPatience {
+		return fmt.Errorf("reopen log: %s: %w", l.stalledText(), unix.ETIMEDOUT)
+	}
 	_, err := os.Lstat(l.path)
 	made := errors.Is(err, os.ErrNotExist)
 	fd, err := openLog(l.path)
@@ -213,21 +250,26 @@ func (l *logFile) reopen() error {
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.fdMu.Lock()
-	defer l.fdMu.Unlock()
-	if l.closed {
+	if l.isClosed() {
 		_ = unix.Close(fd)
 		if made {
 			_ = os.Remove(l.path)
 		}
 		return fmt.Errorf("reopen log: %w", monitor.ErrEnded)
 	}
-	if l.fd >= 0 {
-		_ = unix.Close(l.fd)
-	}
-	l.fd = fd
+	l.begin()
+	defer l.done()
 	l.tape.set(wordInode, inode(fd))
+	if old := l.use(fd); old >= 0 {
+		_ = unix.Close(old)
+	}
 	return nil
+}
+
+func (l *logFile) isClosed() bool {
+	l.fdMu.Lock()
+	defer l.fdMu.Unlock()
+	return l.closed
 }
 
 // inode is -1 for what is no descriptor.
@@ -239,17 +281,23 @@ func inode(fd int) int64 {
 	return int64(st.Ino)
 }
 
+// close waits for the filesystem: it may have kept something back.
 func (l *logFile) close() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.fdMu.Lock()
-	defer l.fdMu.Unlock()
-	if l.fd >= 0 {
-		_ = unix.Close(l.fd)
-		l.fd = -1
+	fd := l.fd
+	l.fd, l.closed = -1, true
+	l.fdMu.Unlock()
+	if fd >= 0 {
+		l.begin()
+		_ = unix.Close(fd)
+		l.done()
 	}
-	l.closed = true
 	l.tape.close()
+	if l.released != nil {
+		l.released()
+	}
 }
 
 // duplicates are of the log file, -1 without one, and of the tape.

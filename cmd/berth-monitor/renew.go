@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -62,9 +63,6 @@ const taken = "berth-monitor: this state can be taken over"
 // checkLimit is how long another build may take to look at the state.
 const checkLimit = 10 * time.Second
 
-// hangPatience is how long a thread may be in a call that execve would wait for.
-const hangPatience = time.Second
-
 // makePatience is how long a renewal waits for containers that are being made.
 const makePatience = 5 * time.Second
 
@@ -90,7 +88,7 @@ func (s *server) renew(m *monitor.Message) error {
 	err = s.try([]string{binary, "--check-state", "--newest", strconv.Itoa(m.Version), "--oldest", strconv.Itoa(m.Oldest)}, draft)
 	closeAll(append(fds, draft))
 	if err == nil {
-		err = hanging()
+		err = s.hanging()
 	}
 	if err != nil {
 		return fmt.Errorf("renew: %w", err)
@@ -223,7 +221,9 @@ func (s *server) try(argv []string, file int) error {
 		return fmt.Errorf("open the state: %w", err)
 	}
 	defer in.Close()
-	pid, end, err := s.reaper.spawn(argv, &os.ProcAttr{Dir: "/", Files: []*os.File{in, out, out}})
+	// It must not stay behind when this process is killed meanwhile.
+	attr := &os.ProcAttr{Dir: "/", Files: []*os.File{in, out, out}, Sys: &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}}
+	pid, end, err := s.reaper.spawn(argv, attr)
 	if err != nil {
 		return fmt.Errorf("start %s: %w", argv[0], err)
 	}
@@ -234,8 +234,13 @@ func (s *server) try(argv []string, file int) error {
 	case e = <-end:
 	case <-time.After(checkLimit):
 		late = true
-		_ = unix.Kill(pid, unix.SIGKILL)
-		e = <-end
+		where := monitor.Whereabouts(pid)
+		_ = unix.Kill(-pid, unix.SIGKILL)
+		select {
+		case e = <-end:
+		case <-time.After(hangPatience):
+			return fmt.Errorf("%s, run to say whether it can take over, hangs in the kernel: %s", argv[0], where)
+		}
 	}
 	said := make([]byte, 2048)
 	n, _ := out.ReadAt(said, 0)
@@ -247,29 +252,4 @@ func (s *server) try(argv []string, file int) error {
 		return fmt.Errorf("%s cannot take over (exit code %d): %s", argv[0], code, text)
 	}
 	return nil
-}
-
-// hanging tells of a thread in uninterruptible sleep, as a write to a log on a hung
-// filesystem is: execve ends the other threads and would wait for that one.
-func hanging() error {
-	for end := time.Now().Add(hangPatience); ; time.Sleep(10 * time.Millisecond) {
-		where, hangs := sleeper()
-		if !hangs {
-			return nil
-		}
-		if time.Now().After(end) {
-			return fmt.Errorf("a thread hangs in the kernel at %s", where)
-		}
-	}
-}
-
-// sleeper is where a thread of this process is that signals do not wake.
-func sleeper() (where string, hangs bool) {
-	for _, tid := range monitor.Threads(os.Getpid()) {
-		if state, _, _ := monitor.State(tid); state == "D" {
-			at, _ := monitor.Look(tid)
-			return at.Channel, true
-		}
-	}
-	return "", false
 }

@@ -35,6 +35,7 @@ type server struct {
 
 	mu         sync.Mutex
 	containers map[string]*container // guarded by mu; nil while it is being made
+	logs       map[*logFile]string   // guarded by mu; container ids of those whose file is open
 	daemon     *monitor.Conn         // guarded by mu; the connection that said hello last
 	renewing   bool                  // guarded by mu; nothing new may begin
 	cancels    map[call]func()       // guarded by mu; running creates
@@ -53,7 +54,7 @@ type call struct {
 
 // newServer has no socket yet.
 func newServer(socket string) *server {
-	return &server{socket: socket, reaper: newReaper(), containers: map[string]*container{}, cancels: map[call]func(){},
+	return &server{socket: socket, reaper: newReaper(), containers: map[string]*container{}, logs: map[*logFile]string{}, cancels: map[call]func(){},
 		tidy: time.AfterFunc(tidyAfter, tidyUp)}
 }
 
@@ -290,6 +291,11 @@ func (s *server) hello(conn *monitor.Conn, sessions []uint64) (kept []uint64, er
 		if err := c.park(conn); err != nil {
 			return nil, err
 		}
+		if c.log != nil && c.log.stalled() >= stallTold {
+			if err := complain(conn, c.info.ID, monitor.Stalled, c.log.stalledText()); err != nil {
+				return nil, err
+			}
+		}
 	}
 	return kept, nil
 }
@@ -412,11 +418,20 @@ func (s *server) settle(id string, c *container) {
 	}
 	s.containers[id] = c
 	s.kills.join(c)
-	c.log.complain = func(text string) {
-		go s.tell(func(conn *monitor.Conn) error {
-			return conn.Send(&monitor.Message{Op: monitor.OpTrouble, Target: id, Error: &monitor.Error{Text: "container " + id + ": " + text}})
-		})
+	l := c.log
+	s.logs[l] = id
+	l.complain = func(kind, text string) {
+		go s.tell(func(conn *monitor.Conn) error { return complain(conn, id, kind, text) })
 	}
+	l.released = func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		delete(s.logs, l)
+	}
+}
+
+func complain(conn *monitor.Conn, id, kind, text string) error {
+	return conn.Send(&monitor.Message{Op: monitor.OpTrouble, Target: id, Error: &monitor.Error{Kind: kind, Text: "container " + id + ": " + text}})
 }
 
 // ended records an end and tells the daemon.

@@ -54,7 +54,7 @@ func (d *assembled) handlers(ctx context.Context, cfg config.Config, log *logrus
 	d.closers = append(d.closers, func() { logError(log, client.Close()) })
 	d.renewMonitor = func() { renewMonitor(ctx, client, binary, log) }
 	d.renewMonitor()
-	parts.MonitorPID = client.MonitorPID
+	parts.MonitorPID, parts.MonitorMissing, parts.LogStalled = client.MonitorPID, client.Missing, client.Stalled
 	defer close(made)
 	if err := openHandlers(cfg, client, parts); err != nil {
 		return err
@@ -99,7 +99,7 @@ func openHandlers(cfg config.Config, client *monitor.Client, parts *runtime.Part
 		if err != nil {
 			return fmt.Errorf("key %q: find OCI runtime: %w", config.HandlerKey(name, "path"), err)
 		}
-		rt, err := runc.New(runc.Options{Binary: binary, Root: filepath.Join(cfg.State, "runc", name), Monitor: client, Answer: parts.Outside.Answer})
+		rt, err := runc.New(runc.Options{Binary: binary, Root: filepath.Join(cfg.State, "runc", name), Monitor: client, Leash: parts.Leash, Answer: parts.Outside.Answer})
 		if err != nil {
 			return fmt.Errorf("key %q: %w", config.HandlerKey(name, "path"), err)
 		}
@@ -144,7 +144,7 @@ func retireHandlers(cfg config.Config, client *monitor.Client, log *logrus.Entry
 		}
 		log.WithField("handler", name).Warn("the configuration has this handler no more, but pods use it; they can be stopped and removed")
 		binary := cfg.Runtime.Handlers[cfg.Runtime.DefaultHandler].Path
-		rt, err := runc.New(runc.Options{Binary: binary, Root: filepath.Join(cfg.State, "runc", name), Monitor: client, Answer: parts.Outside.Answer})
+		rt, err := runc.New(runc.Options{Binary: binary, Root: filepath.Join(cfg.State, "runc", name), Monitor: client, Leash: parts.Leash, Answer: parts.Outside.Answer})
 		if err != nil {
 			return fmt.Errorf("stand in for handler %q: %w", name, err)
 		}

@@ -19,6 +19,7 @@ import (
 
 	"berth/critest/images"
 	"berth/critest/node"
+	"berth/sandbox/leakcheck"
 )
 
 // impatient calls CreateContainer as a client whose deadline is short.
@@ -331,4 +332,40 @@ func (e *env) others(pod, neighbour string, config *cri.PodSandboxConfig) {
 	}
 	other := e.sandbox()
 	e.removePod(e.run(other))
+}
+
+// A log directory hangs after the container was made: its output waits, and nothing
+// else does. The log and berth why name the log; when it answers nothing is missing.
+func TestLogThatHangsAfterTheCreate(t *testing.T) {
+	e := start(t, node.Options{LogLevel: "info"})
+	e.pull(images.Busybox)
+	neighbours := e.sandbox()
+	other := e.run(neighbours)
+	neighbour := e.startContainer(other, command("neighbour", "exec sleep 1000"), neighbours)
+	config := e.sandbox()
+	config.LogDirectory = filepath.Join(e.Dir, "pod-logs")
+	freeze, thaw := e.freezable(config.LogDirectory)
+	pod := e.run(config)
+	id := e.startContainer(pod, command("talker", "i=0; while [ $i -lt 100 ]; do echo line $i; i=$((i+1)); sleep 0.02; done; exec sleep 1000"), config)
+	e.eventually("it logs", func() bool { out, _ := e.logs(id); return out != "" })
+	freeze()
+	want := "the log " + e.status(id).GetLogPath() + " has not answered for 1"
+	e.others(other, neighbour, neighbours)
+	for end := time.Now().Add(leakcheck.Patience(30 * time.Second)); ; time.Sleep(100 * time.Millisecond) {
+		out, code := e.berth("why", "--socket", e.Socket, id[:12])
+		if code == 0 && strings.Contains(out, want) {
+			break
+		}
+		if time.Now().After(end) {
+			t.Fatalf("berth why: code %d: %s; want %q in it", code, out, want)
+		}
+	}
+	if text := e.LogTail(100); !strings.Contains(text, want) {
+		t.Errorf("the daemon's log does not say %q", want)
+	}
+	e.others(other, neighbour, neighbours)
+	thaw()
+	e.eventually("the log has every line", func() bool { out, _ := e.logs(id); return strings.Count(out, "line ") == 100 })
+	e.removePod(pod)
+	e.removePod(other)
 }

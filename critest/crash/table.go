@@ -57,7 +57,7 @@ var operations = map[string][]string{
 	"Restore": {"look at records and images", "adopt containers", "settle what a reboot ended", "restore host ports",
 		"ask the OCI runtimes what they can do"},
 	"Tidy": {"remove what was half made", "remove containers of lost pods", "give back networks", "collect networks", "sweep leftovers",
-		"end CNI plugins", "stop the container", "wait for the container's lock", "delete in the OCI runtime", "unmount rootfs and image volumes",
+		"end plugins and commands", "stop the container", "wait for the container's lock", "delete in the OCI runtime", "unmount rootfs and image volumes",
 		"remove the container's record", "stop containers", "tell NRI plugins", "stop pause", "network teardown", "release namespaces",
 		"remove containers", "remove cgroup", "remove record"},
 	"Preload": {"import archives"},

@@ -57,6 +57,7 @@ type Client struct {
 	attached map[uint64]*Attachment // by session; guarded by mu
 	opened   bool                   // guarded by mu; until then exits are kept for Restore, not told
 	paused   bool                   // guarded by mu; the monitor is being renewed, requests wait
+	missing  missing                // guarded by mu; of use while conn is nil
 
 	renewal    sync.Mutex // held by Renew
 	connecting sync.Mutex // held from the loss of a connection until the next one is the present one
@@ -100,6 +101,7 @@ func newClient(o Options) *Client {
 	c := &Client{o: o, table: map[string]*entry{}, waiting: map[uint64]chan *Message{}, attached: map[uint64]*Attachment{}, changed: make(chan struct{}),
 		dirty: map[string]bool{}, wake: make(chan struct{}, 1), shelved: map[string]string{}, serials: map[string]int64{}}
 	c.ctx, c.end = context.WithCancel(context.Background())
+	c.missing = missing{since: time.Now(), what: "a berth-monitor that takes requests"}
 	return c
 }
 
@@ -198,6 +200,7 @@ func (c *Client) handle(m *Message) {
 		}
 	case OpTrouble:
 		if m.Error != nil {
+			c.noteStall(m.Target, m.Error)
 			c.trouble(m.Error)
 		}
 	case OpDetached:
@@ -225,6 +228,7 @@ func (c *Client) lost(conn *Conn, cause error) {
 	if c.conn == conn {
 		c.conn = nil
 	}
+	c.missing = missing{since: time.Now(), what: "a berth-monitor that takes requests"}
 	if !c.paused { // else it may still be the same monitor, as another build
 		c.bereaved()
 	}
@@ -259,6 +263,9 @@ func (c *Client) lost(conn *Conn, cause error) {
 func (c *Client) bereaved() {
 	c.detachAll()
 	c.watchOrphans()
+	for _, e := range c.table {
+		e.stalled = "" // the next monitor tells by itself
+	}
 }
 
 func (c *Client) trouble(err error) {
@@ -278,8 +285,11 @@ func (c *Client) connect(ctx context.Context) error {
 	renewed := false
 	for limit := time.Now().Add(startLimit); ; time.Sleep(10 * time.Millisecond) {
 		var err error
-		if conn, err = dialOrStart(ctx, c.o); err != nil {
+		if conn, err = c.dialOrStart(ctx); err != nil {
 			return err
+		}
+		if _, pid, perr := conn.Peer(); perr == nil {
+			c.awaits("the monitor to answer", pid)
 		}
 		if known, answer, err = c.hello(conn); err == nil {
 			break

@@ -104,17 +104,25 @@ func holder(lock string) int {
 }
 
 // holds tells whether a process has the lock's file open, which nobody else has for
-// longer than a moment. The file may be removed.
+// longer than a moment. The file may be removed. Of a process that was killed a thread
+// that hangs in the kernel still has it.
 func holds(pid int, lock string) (bool, error) {
-	dir := fmt.Sprintf("/proc/%d/fd", pid)
-	entries, err := os.ReadDir(dir)
-	if err != nil {
-		return false, err
-	}
-	for _, e := range entries {
-		if target, err := os.Readlink(filepath.Join(dir, e.Name())); err == nil && strings.TrimSuffix(target, " (deleted)") == lock {
-			return true, nil
+	known := false
+	for _, tid := range Threads(pid) {
+		dir := fmt.Sprintf("/proc/%d/task/%d/fd", pid, tid)
+		entries, err := os.ReadDir(dir)
+		known = known || err == nil
+		for _, e := range entries {
+			if target, err := os.Readlink(filepath.Join(dir, e.Name())); err == nil && strings.TrimSuffix(target, " (deleted)") == lock {
+				return true, nil
+			}
 		}
+		if len(entries) > 0 {
+			return false, nil // threads share them
+		}
+	}
+	if !known {
+		return false, fmt.Errorf("read the descriptors of process %d: %w", pid, os.ErrPermission)
 	}
 	return false, nil
 }

@@ -47,16 +47,16 @@ func (c *Client) lockConnected(ctx context.Context, op string) (*Conn, error) {
 		if c.conn != nil && !c.paused {
 			return c.conn, nil
 		}
-		changed := c.changed
+		changed, m := c.changed, c.missing
 		c.mu.Unlock()
-		if err := c.awaitChange(ctx, op, changed); err != nil {
+		if err := c.awaitChange(ctx, op, m, changed); err != nil {
 			return nil, err
 		}
 	}
 }
 
-func (c *Client) awaitChange(ctx context.Context, op string, changed <-chan struct{}) error {
-	defer c.await(ctx, "a berth-monitor that takes requests", 0)()
+func (c *Client) awaitChange(ctx context.Context, op string, m missing, changed <-chan struct{}) error {
+	defer c.await(ctx, m.what, m.pid)()
 	select {
 	case <-changed:
 		return nil
@@ -85,10 +85,10 @@ func (c *Client) expect(m *Message) chan *Message {
 	return answer
 }
 
-// send sends what is expected and waits for the answer.
 // cancelPatience is how long a create may take to end once it is killed.
 const cancelPatience = 5 * time.Second
 
+// send sends what is expected and waits for the answer.
 func (c *Client) send(ctx context.Context, conn *Conn, m *Message, answer chan *Message, fds ...int) (*Message, error) {
 	defer func() {
 		c.mu.Lock()

@@ -17,10 +17,51 @@ import (
 // startLimit is how long a new monitor may take until it listens.
 const startLimit = time.Minute
 
+// slowStart is after what time without a monitor somebody should know.
+const slowStart = 10 * time.Second
+
+// missing is what requests wait for while there is no monitor.
+type missing struct {
+	since time.Time
+	what  string
+	pid   int // of who should listen, 0: not known
+}
+
+// awaits notes what the next monitor waits for; whoever waits for a monitor sees it.
+func (c *Client) awaits(what string, pid int) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.conn != nil || c.missing.what == what && c.missing.pid == pid {
+		return
+	}
+	c.missing.what, c.missing.pid = what, pid
+	c.turn()
+}
+
+// Missing says what requests wait for when there has been no monitor for 10 s, else
+// nothing. It does not block.
+func (c *Client) Missing() string {
+	c.mu.Lock()
+	m, there := c.missing, c.conn != nil
+	c.mu.Unlock()
+	if there || time.Since(m.since) < slowStart {
+		return ""
+	}
+	if m.pid == 0 {
+		return m.what
+	}
+	return m.what + ": " + Whereabouts(m.pid)
+}
+
 // dialOrStart connects to the monitor, starting one when none listens. Two that are
 // started at once settle it by Lock. One whose socket was removed, or replaced, is
-// asked to listen again.
-func dialOrStart(ctx context.Context, o Options) (*Conn, error) {
+// asked to listen again. What takes long is told.
+func (c *Client) dialOrStart(ctx context.Context) (*Conn, error) {
+	o := c.o
+	slow := time.AfterFunc(slowStart, func() {
+		c.trouble(fmt.Errorf("no monitor takes requests for %s, which wait for %s", slowStart, c.Missing()))
+	})
+	defer slow.Stop()
 	if len(o.Socket) > 100 {
 		return nil, fmt.Errorf("socket path %s is longer than 100 bytes: %w", o.Socket, ErrUnavailable)
 	}
@@ -34,12 +75,12 @@ func dialOrStart(ctx context.Context, o Options) (*Conn, error) {
 		if !vacant(err) {
 			return nil, fmt.Errorf("%w: %w", ErrUnavailable, err)
 		}
-		serr := start(ctx, o)
+		serr := c.start(ctx)
 		if serr == nil {
 			continue
 		}
 		if errors.Is(serr, errSecond) {
-			second = prompt(o.Socket)
+			second = c.prompt()
 			serr = second
 		} else if ctx.Err() != nil && second != nil {
 			serr = second
@@ -90,12 +131,14 @@ var errSecond = errors.New("another monitor holds the lock")
 
 // prompt asks the monitor that holds the lock and does not listen to listen again.
 // It returns errSecond in any case, with what there is to know of that monitor.
-func prompt(socket string) error {
+func (c *Client) prompt() error {
+	socket := c.o.Socket
 	pid := holder(lockOf(socket))
 	if pid == 0 {
 		return errSecond
 	}
 	_ = unix.Kill(pid, unix.SIGHUP) // every build catches it
+	c.awaits("the monitor that holds the lock to listen at "+socket, pid)
 	return fmt.Errorf("%w, %s, and does not listen at %s: see \"A monitor that cannot be reached\" in docs/operating.md",
 		errSecond, Whereabouts(pid), socket)
 }
@@ -105,7 +148,8 @@ const ExitSecond = 9
 
 // start runs a monitor in a session of its own and waits until it listens. Its
 // stderr goes to monitor.log beside the socket.
-func start(ctx context.Context, o Options) error {
+func (c *Client) start(ctx context.Context) error {
+	o := c.o
 	ready, theirs, err := os.Pipe()
 	if err != nil {
 		return fmt.Errorf("make pipe: %w", err)
@@ -125,6 +169,7 @@ func start(ctx context.Context, o Options) error {
 		return err
 	}
 	_ = theirs.Close()
+	c.awaits("the monitor "+o.Binary+" to begin", cmd.Process.Pid)
 	ended := make(chan error, 1)
 	go func() { ended <- cmd.Wait() }() // also reaps it when it dies much later
 	_ = ready.SetReadDeadline(time.Now().Add(startLimit))

@@ -80,5 +80,13 @@ func Whereabouts(pid int) string {
 	if p.Channel != "" {
 		text += " at " + p.Channel
 	}
+	if p.State != "Z" {
+		return text
+	}
+	for _, tid := range Threads(pid) { // one that hangs keeps the dead process's files
+		if t, ok := Look(tid); ok && t.State == "D" {
+			return text + ", a thread of it in state D at " + t.Channel
+		}
+	}
 	return text
 }

@@ -20,6 +20,7 @@ type entry struct {
 	deadSince time.Time // when the pidfd first told of an end that nobody reported
 	orphan    bool      // watched by this process since its monitor died
 	noStdin   bool      // stdin was closed for good; a duplicate that still comes is, too
+	stalled   string    // its log does not answer, in words
 }
 
 func (e *entry) release() {
@@ -27,6 +28,28 @@ func (e *entry) release() {
 		_ = unix.Close(fd)
 		delete(e.fds, name)
 	}
+}
+
+func (c *Client) noteStall(id string, e *Error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if ct, ok := c.table[id]; ok && (e.Kind == Stalled || e.Kind == Answers) {
+		ct.stalled = ""
+		if e.Kind == Stalled {
+			ct.stalled = e.Text
+		}
+	}
+}
+
+// Stalled says in words that a container's log does not answer; nothing where it does,
+// or that is not known. It does not block.
+func (c *Client) Stalled(id string) string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if e, ok := c.table[id]; ok {
+		return e.stalled
+	}
+	return ""
 }
 
 // unreported is how long the monitor may take to report an end that the kernel

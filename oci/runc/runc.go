@@ -29,7 +29,7 @@ type Options struct {
 	// does not, this daemon or the monitor, stops all its goroutines with it. Its error
 	// has the path. nil: nobody asks.
 	Answer func(ctx context.Context, paths ...string) error
-	Leash   *leash.Leash    // holds commands; nil: they are not held
+	Leash  *leash.Leash // holds commands; nil: they are not held
 }
 
 // Runtime drives one binary. It implements oci.Runtime; exits are told by the
