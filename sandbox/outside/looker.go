@@ -44,9 +44,11 @@ type Looker struct {
 
 // look is one that runs or hangs.
 type look struct {
-	since time.Time
-	over  chan struct{} // closed when its process is free again, or gone
-	pid   atomic.Int64  // of its process; 0 before there is one
+	op       string
+	since    time.Time
+	over     chan struct{} // closed when its process is free again, or gone
+	answered bool          // it has a reply; to be read when it is over
+	pid      atomic.Int64  // of its process; 0 before there is one
 }
 
 // New starts nothing yet.
@@ -157,8 +159,9 @@ func (l *Looker) look(ctx context.Context, r request) (reply, error) {
 	limit := time.AfterFunc(l.o.Limit, func() { cancel(&lateError{l.o.LimitKey}) })
 	defer limit.Stop()
 	began := time.Now()
-	mine, err := l.begin(ctx, r.Path)
-	if err != nil {
+	alive := func() { limit.Reset(l.o.Limit) }
+	mine, err := l.begin(ctx, r, alive)
+	if mine == nil {
 		return reply{}, err
 	}
 	p, err := l.take()
@@ -166,7 +169,6 @@ func (l *Looker) look(ctx context.Context, r request) (reply, error) {
 		l.over(r.Path, mine)
 		return reply{}, err
 	}
-	alive := func() { limit.Reset(l.o.Limit) }
 	a, err := l.ask(ctx, p, question{r, mine, alive})
 	if err != nil && ctx.Err() == nil { // somebody has killed it: a new one then
 		p.kill()
@@ -190,6 +192,7 @@ func (l *Looker) look(ctx context.Context, r request) (reply, error) {
 		return reply{}, err
 	}
 	l.put(p)
+	mine.answered = true
 	l.over(r.Path, mine)
 	if a.Error != nil {
 		return reply{}, a.Error
@@ -244,32 +247,41 @@ func (l *Looker) whereabouts(pid int) string {
 	return l.o.Whereabouts(pid)
 }
 
-// begin waits until nobody looks at path, and for a slot.
-func (l *Looker) begin(ctx context.Context, path string) (*look, error) {
-	mine := &look{since: time.Now(), over: make(chan struct{})}
+// begin waits until nobody looks at the path, and for a slot. Each look that is over
+// meanwhile shows that the path answers; whoever asks only for that takes it for his
+// own: nil then, without an error.
+func (l *Looker) begin(ctx context.Context, r request, alive func()) (*look, error) {
+	mine := &look{op: r.Op, since: time.Now(), over: make(chan struct{})}
 	for {
 		l.mu.Lock()
-		other := l.looks[path]
+		other := l.looks[r.Path]
 		if other == nil {
-			l.looks[path] = mine
+			l.looks[r.Path] = mine
 		}
 		l.mu.Unlock()
 		if other == nil {
 			break
 		}
-		if err := l.waitFor(ctx, path, other); err != nil {
+		if err := l.waitFor(ctx, r.Path, other); err != nil {
 			return nil, err
 		}
+		if other.answered && other.op == "answer" && r.Op == "answer" {
+			return nil, nil
+		}
+		alive()
 	}
 	select {
 	case l.slots <- struct{}{}:
 		return mine, nil
 	case <-ctx.Done():
 		l.mu.Lock()
-		delete(l.looks, path)
+		delete(l.looks, r.Path)
 		l.mu.Unlock()
 		close(mine.over)
-		return nil, fmt.Errorf("look at path %s: %d other paths do not answer: %w", path, maxLooks, context.Cause(ctx))
+		if len(l.slots) < maxLooks {
+			return nil, fmt.Errorf("look at path %s: %w", r.Path, context.Cause(ctx))
+		}
+		return nil, fmt.Errorf("look at path %s: %d other paths do not answer: %w", r.Path, maxLooks, context.Cause(ctx))
 	}
 }
 
