@@ -35,7 +35,10 @@ func open(root string, d disk, tell func(Problem)) (*Store, error) {
 		if err := os.MkdirAll(dir, 0o700); err != nil {
 			return nil, fmt.Errorf("make record directory: %w", err)
 		}
-		if err := os.Chmod(dir, 0o700); err != nil { // also one of before
+		if info, err := os.Stat(dir); err == nil && info.Mode().Perm() == 0o700 {
+			continue
+		}
+		if err := os.Chmod(dir, 0o700); err != nil { // one of before
 			return nil, fmt.Errorf("make record directory: %w", err)
 		}
 	}

@@ -52,6 +52,11 @@ func makeDir(dir string) error {
 	if err := os.MkdirAll(dir, 0o711); err != nil {
 		return fmt.Errorf("make directory: %w", err)
 	}
+	// One that has its mode may be on a read-only filesystem, with what is written
+	// mounted below.
+	if info, err := os.Stat(dir); err == nil && info.Mode().Perm() == 0o711 {
+		return nil
+	}
 	if err := os.Chmod(dir, 0o711); err != nil {
 		return fmt.Errorf("set mode of directory: %w", err)
 	}

@@ -9,6 +9,8 @@ import (
 	"testing"
 
 	"berth/runtime/config"
+
+	"golang.org/x/sys/unix"
 )
 
 // dirs are a daemon's directories.
@@ -86,4 +88,31 @@ func TestStateElsewhere(t *testing.T) {
 	d.must(os.Rename(d.root, moved))
 	d.root = moved
 	d.prepares("")
+}
+
+// A directory that has its mode is left as it is, also where nothing can be changed.
+func TestDirectoriesOnAReadOnlyFilesystemRoot(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skipf("skipped: mounting needs root, runs as uid %d", os.Geteuid())
+	}
+	top := t.TempDir()
+	for name, mode := range map[string]os.FileMode{"right": 0o711, "open": 0o777} {
+		if err := errors.Join(os.Mkdir(filepath.Join(top, name), 0o700), os.Chmod(filepath.Join(top, name), mode)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := errors.Join(unix.Mount(top, top, "", unix.MS_BIND, ""), unix.Mount("", top, "", unix.MS_REMOUNT|unix.MS_BIND|unix.MS_RDONLY, "")); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := unix.Unmount(top, unix.MNT_DETACH); err != nil {
+			t.Error(err)
+		}
+	})
+	if err := makeDir(filepath.Join(top, "right")); err != nil {
+		t.Error(err)
+	}
+	if err := makeDir(filepath.Join(top, "open")); !errors.Is(err, unix.EROFS) {
+		t.Errorf("one that everybody may write to: %v", err)
+	}
 }

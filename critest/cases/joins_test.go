@@ -87,6 +87,10 @@ func TestDuplicatesJoin(t *testing.T) {
 		gaveUp := ask(first)
 		if tc.gate != "" && tc.name != "StopPodSandbox" {
 			e.eventually(tc.name+" is at the OCI runtime", func() bool { _, err := os.Stat(gate + ".reached"); return err == nil })
+			e.eventually("berth why tells of "+tc.name, func() bool {
+				said, code := e.berth("why", "--socket", e.Socket)
+				return code == 0 && strings.Contains(said, tc.name) && strings.Contains(said, "runc "+tc.gate)
+			})
 		} else {
 			time.Sleep(300 * time.Millisecond) // a call that has ended before is joined by none, and right too
 		}
