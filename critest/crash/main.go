@@ -170,6 +170,9 @@ func (w *world) all(ctx context.Context, points []point, verbose bool, begun tim
 		for again := 0; errors.Is(err, errUnreached) && again < 3; again++ {
 			err = w.crash(ctx, p) // a call of the background may be in another request this time
 		}
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
 		if errors.Is(err, errUnreached) && supervised(p.suite) {
 			missed[p.suite]++
 			fmt.Printf("not met again: %s\n", p)
@@ -181,9 +184,6 @@ func (w *world) all(ctx context.Context, points []point, verbose bool, begun tim
 			if err := w.settled(); err != nil { // nothing is told twice
 				return err
 			}
-		}
-		if ctx.Err() != nil {
-			return ctx.Err()
 		}
 	}
 	bad := 0
