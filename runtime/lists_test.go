@@ -209,7 +209,7 @@ func TestB91TwoThousand(t *testing.T) {
 func serve(t testing.TB, s *Service) cri.RuntimeServiceClient {
 	t.Helper()
 	socket := filepath.Join(t.TempDir(), "berth.sock")
-	l, err := Listen(socket)
+	l, err := Listen(socket, quiet())
 	if err != nil {
 		t.Fatal(err)
 	}

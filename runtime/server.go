@@ -4,8 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
-	"os"
 	"path/filepath"
 	"time"
 
@@ -26,47 +24,6 @@ import (
 // 16 MiB, and annotations are large. Replies have no bound here: it is the
 // client's that counts, and the client that is told (see replySizes).
 const maxRequest = 32 << 20
-
-// ErrNoSocket: where a socket is to be there is something else.
-var ErrNoSocket = errors.New("is no socket")
-
-// CheckSocket tells whether a socket can be made at path: there is nothing, or an
-// old socket. Else ErrNoSocket.
-func CheckSocket(path string) error {
-	if info, err := os.Lstat(path); err == nil && info.Mode().Type() != os.ModeSocket {
-		return fmt.Errorf("%s %w; move it away", path, ErrNoSocket)
-	}
-	return nil
-}
-
-// Listen makes the CRI socket with mode 0660 in a directory that others may
-// only pass through. A socket nobody listens on is replaced; what is no socket is
-// left alone, ErrNoSocket.
-func Listen(path string) (net.Listener, error) {
-	dir := filepath.Dir(path)
-	if err := os.MkdirAll(dir, 0o711); err != nil {
-		return nil, fmt.Errorf("make socket directory: %w", err)
-	}
-	if c, err := net.DialTimeout("unix", path, time.Second); err == nil {
-		_ = c.Close()
-		return nil, fmt.Errorf("socket %s: another process listens on it", path)
-	}
-	if err := CheckSocket(path); err != nil {
-		return nil, err
-	}
-	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
-		return nil, fmt.Errorf("remove old socket: %w", err)
-	}
-	l, err := net.Listen("unix", path)
-	if err != nil {
-		return nil, fmt.Errorf("listen on %s: %w", path, err)
-	}
-	if err := os.Chmod(path, 0o660); err != nil {
-		_ = l.Close()
-		return nil, fmt.Errorf("set mode of socket: %w", err)
-	}
-	return l, nil
-}
 
 // Server is a gRPC server with both CRI services.
 func (s *Service) Server() *grpc.Server {

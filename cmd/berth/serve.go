@@ -221,7 +221,7 @@ func logError(log *logrus.Entry, err error) {
 
 // run restores what an earlier daemon left and serves until ctx ends.
 func (d *assembled) run(ctx context.Context, cfg config.Config, log *logrus.Entry) error {
-	l, err := runtime.Listen(cfg.Socket)
+	l, err := runtime.Listen(cfg.Socket, log)
 	if err != nil {
 		return err
 	}
