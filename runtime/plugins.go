@@ -47,7 +47,7 @@ func (s *Service) StartPlugins() error {
 		s.Log.WithFields(logrus.Fields{"enable": s.Config().NRI.Enable, "socket": s.Config().NRI.SocketPath}).Info("NRI is off")
 		return nil
 	}
-	err := s.plugins.Start()
+	err := s.launchPlugins(s.plugins.Start)
 	if err != nil {
 		s.plugins.Stop()
 	}

@@ -98,6 +98,7 @@ type Service struct {
 	writable   *stats.Directory // the containers' directory, where it is not on the images' filesystem; else nil
 	cdi        *cdi.Devices
 	plugins    *nri.Plugins // nil: NRI is off
+	endPlugins func()       // ends what those have started that were launched; nil: none were
 	handlers   []*cri.RuntimeHandler
 	abilities  map[string]abilities // of each handler, by name
 	features   *cri.RuntimeFeatures
@@ -172,6 +173,9 @@ func (s *Service) Close(ctx context.Context) {
 	}
 	s.background.Wait(ctx)
 	s.plugins.Stop()
+	if s.endPlugins != nil {
+		s.endPlugins()
+	}
 }
 
 // behind runs f beside the callers; Close waits for it. A panic in it does not end

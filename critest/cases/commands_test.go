@@ -171,3 +171,49 @@ func TestCreateOfAKilledMonitor(t *testing.T) {
 	e.removePod(pod)
 	e.empty("the removal")
 }
+
+// NRI plugins that the daemon has launched end with it, with what they have started: at
+// once when it ends in order, before the next one launches its own when it was killed.
+func TestLaunchedNRIPluginsOfAKilledDaemon(t *testing.T) {
+	e := start(t, node.Options{Settings: map[string]string{"nri": `plugin_registration_timeout = "1s"`}})
+	ctl := t.TempDir()
+	plugin := filepath.Join(e.Dir, "nri", "plugins", "10-silent")
+	put(t, plugin, fmt.Sprintf(`#!/bin/sh
+setsid env -i PATH=$PATH sh -c 'sleep 0.2; echo $$ >> %s/pids; exec sleep 1000' < /dev/null > /dev/null 2>&1 &
+exec sleep 1000
+`, ctl), 0o755)
+	launched := func(count int) (pids []int) {
+		e.eventually("the plugin's child runs", func() bool {
+			text, err := os.ReadFile(ctl + "/pids")
+			pids = nil
+			for _, f := range strings.Fields(string(text)) {
+				pid, _ := strconv.Atoi(f)
+				pids = append(pids, pid)
+			}
+			return err == nil && len(pids) == count
+		})
+		return pids
+	}
+	for round, end := range []func() error{e.Terminate, e.Kill, e.Kill, e.Terminate} {
+		var before []int
+		if round > 0 {
+			before = launched(round)
+		}
+		if err := end(); err != nil {
+			t.Fatal(err)
+		}
+		if round == 3 {
+			if err := os.Remove(plugin); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := e.Launch(e.ctx); err != nil {
+			t.Fatal(err)
+		}
+		for _, pid := range before {
+			if runs(pid) {
+				t.Errorf("round %d: a child of an earlier daemon's plugin still runs", round)
+			}
+		}
+	}
+}
