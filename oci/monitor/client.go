@@ -279,6 +279,9 @@ func (c *Client) trouble(err error) {
 // with is first renewed. The caller holds connecting.
 func (c *Client) connect(ctx context.Context) error {
 	before := c.IDs()
+	c.mu.Lock()
+	old := c.pid
+	c.mu.Unlock()
 	var conn *Conn
 	var known map[string]bool
 	var answer *Message
@@ -311,12 +314,16 @@ func (c *Client) connect(ctx context.Context) error {
 	}
 	c.tasks.Add(1)
 	go c.receive(conn)
+	handed := 0
 	for _, id := range before {
-		if !known[id] {
-			c.handBack(ctx, conn, id)
+		if !known[id] && c.handBack(ctx, conn, id) {
+			handed++
 		}
 	}
 	c.present(conn, answer)
+	if old != 0 && old != answer.PID {
+		c.trouble(fmt.Errorf("monitor %d has died; monitor %d has taken its place, and over %d containers", old, answer.PID, handed))
+	}
 	return nil
 }
 
@@ -379,13 +386,13 @@ func (c *Client) hello(conn *Conn) (known map[string]bool, answer *Message, err 
 	}
 }
 
-// handBack gives a container to a monitor that does not know it.
-func (c *Client) handBack(ctx context.Context, conn *Conn, id string) {
+// handBack gives a container that lives to a monitor that does not know it.
+func (c *Client) handBack(ctx context.Context, conn *Conn, id string) bool {
 	c.mu.Lock()
 	e, ok := c.table[id]
 	if !ok || e.exit != nil {
 		c.mu.Unlock()
-		return
+		return false
 	}
 	ct := e.container
 	m := &Message{Op: OpAdopt, Container: &ct}
@@ -400,5 +407,7 @@ func (c *Client) handBack(ctx context.Context, conn *Conn, id string) {
 	defer closeAll(fds)
 	if _, err := c.exchange(ctx, conn, m, fds...); err != nil {
 		c.trouble(fmt.Errorf("hand container %s to the new monitor: %w", id, err))
+		return false
 	}
+	return true
 }

@@ -60,6 +60,7 @@ func TestMonitorThatHangsAtItsStart(t *testing.T) {
 		OnTrouble: s.trouble, Await: s.await}); err != nil {
 		t.Fatal(err)
 	}
+	died := n.client.MonitorPID()
 	i.put([]byte("#!/bin/sh\nexec sleep 1000\n"))
 	n.killMonitor()
 	requests, cancel := context.WithCancel(t.Context())
@@ -84,6 +85,8 @@ func TestMonitorThatHangsAtItsStart(t *testing.T) {
 		t.Fatal(err)
 	}
 	n.eventually("there is a monitor", func() bool { return n.client.MonitorPID() != 0 })
+	took := fmt.Sprintf("monitor %d has died; monitor %d has taken its place", died, n.client.MonitorPID())
+	n.eventually("the log tells: "+took, func() bool { return s.told(took) })
 	if text := n.client.Missing(); text != "" {
 		t.Errorf("it is said that there is no monitor: %s", text)
 	}
