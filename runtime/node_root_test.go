@@ -232,7 +232,7 @@ func (n *node) open() {
 	log := logrus.New()
 	log.SetOutput(n.t.Output())
 	log.SetLevel(logrus.DebugLevel)
-	p := Parts{Config: n.cfg, Version: "test", Log: logrus.NewEntry(log), PauseDir: n.dir + "/pause"}
+	p := Parts{Config: n.cfg, Version: "test", Log: logrus.NewEntry(log), Pause: func() (string, error) { return n.dir + "/pause", nil }}
 	var err error
 	p.Records, err = sandbox.Open(n.cfg.Root, func(problem sandbox.Problem) { p.Problems = append(p.Problems, problem) })
 	must(n.t, err)

@@ -280,9 +280,13 @@ func (s *Service) startPause(ctx context.Context, sb *sandbox.Sandbox) error {
 	if err := resolve.SandboxAppArmor(sb.Config.Message, s.Host); err != nil {
 		return err
 	}
+	rootfs, err := s.Pause()
+	if err != nil {
+		return err
+	}
 	sp, err := spec.Pause(spec.PauseInput{
 		Options: s.specOptions(sb), Labels: pauseLabels(sb),
-		ID: sb.ID, Sandbox: sb.Config.Message, Host: s.host(), Rootfs: s.PauseDir, SeccompProfile: profile,
+		ID: sb.ID, Sandbox: sb.Config.Message, Host: s.host(), Rootfs: rootfs, SeccompProfile: profile,
 		Namespaces: s.joinedNamespaces(sb), CgroupsPath: cgroupsPath(sb, sb.ID),
 	})
 	if err != nil {

@@ -61,9 +61,9 @@ type Parts struct {
 	Retired   map[string]oci.Runtime
 	BaseSpecs map[string]*rspec.Spec // of the handlers that have one
 	Host      spec.Host
-	AppArmor  *apparmor.Default // nil on a node without AppArmor
-	SELinux   *selinux.Policy   // nil where SELinux is not used
-	PauseDir  string            // rootfs of pause containers
+	AppArmor  *apparmor.Default              // nil on a node without AppArmor
+	SELinux   *selinux.Policy                // nil where SELinux is not used
+	Pause     func() (dir string, err error) // makes sure of the rootfs of pause containers
 	Streams   *streaming.Server
 	Outside   *outside.Looker // at paths that others serve
 	// MonitorPID tells the pid of the monitor, 0 while none is connected; may be nil.

@@ -48,6 +48,7 @@ var codeOf = []struct {
 	{streaming.ErrClosed, codes.Unavailable},
 	{syscall.ENOSPC, codes.ResourceExhausted},
 	{syscall.EDQUOT, codes.ResourceExhausted},
+	{syscall.EROFS, codes.FailedPrecondition}, // of the node; a disk with errors is made so by the kernel
 	// Paths of requests that lead to something else than they should.
 	{syscall.ENAMETOOLONG, codes.InvalidArgument},
 	{syscall.ELOOP, codes.InvalidArgument},

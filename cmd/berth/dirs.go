@@ -10,6 +10,7 @@ import (
 	"strconv"
 	"strings"
 	"syscall"
+	"time"
 
 	"berth/runtime/config"
 	"berth/sandbox/regular"
@@ -63,17 +64,27 @@ func makeDir(dir string) error {
 	return nil
 }
 
+// lockPatience is for a daemon that was killed and is not yet gone: its successor may
+// be quicker than the kernel.
+const lockPatience = 2 * time.Second
+
 // lock takes the lock of a directory, which the file returned holds.
 func lock(dir string) (*os.File, error) {
 	f, err := os.OpenFile(filepath.Join(dir, "lock"), os.O_RDWR|os.O_CREATE|syscall.O_NONBLOCK, 0o600)
 	if err != nil {
 		return nil, fmt.Errorf("open lock: %w", err)
 	}
-	if err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
-		owner := make([]byte, 32)
-		n, _ := f.Read(owner)
-		_ = f.Close()
-		return nil, fmt.Errorf("%s: another berth daemon uses it, pid %s: %w", dir, owner[:n], err)
+	for limit := time.Now().Add(lockPatience); ; time.Sleep(50 * time.Millisecond) {
+		err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
+		if err == nil {
+			break
+		}
+		if !errors.Is(err, syscall.EWOULDBLOCK) || time.Now().After(limit) {
+			owner := make([]byte, 32)
+			n, _ := f.Read(owner)
+			_ = f.Close()
+			return nil, fmt.Errorf("%s: another berth daemon uses it, pid %s: %w", dir, owner[:n], err)
+		}
 	}
 	_ = f.Truncate(0)
 	_, _ = fmt.Fprintf(f, "%d", os.Getpid())

@@ -32,8 +32,15 @@ func (d *assembled) handlers(ctx context.Context, cfg config.Config, log *logrus
 	if err != nil {
 		return err
 	}
-	if parts.PauseDir, err = pauseRootfs(cfg, binary); err != nil {
+	pause, err := pauseRootfs(cfg, binary)
+	if err != nil {
 		return err
+	}
+	parts.Pause = func() (string, error) {
+		if _, err := os.Lstat(filepath.Join(pause, "pause")); err == nil {
+			return pause, nil
+		}
+		return pauseRootfs(cfg, binary) // somebody has removed it
 	}
 	made := make(chan struct{})
 	client, err := monitor.Open(ctx, monitor.Options{

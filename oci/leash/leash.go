@@ -120,7 +120,7 @@ func (l *Leash) Hold(verb, pod string) (cgroup *os.File, end func(kill bool), er
 		return nil, func(bool) {}, nil
 	}
 	r := run{verb, pod, filepath.Join(l.dir, verb+"."+pod+"."+rand.Text()[:8])}
-	if err := os.Mkdir(r.dir, 0o755); err != nil {
+	if err := l.mkdir(r.dir); err != nil {
 		return nil, nil, fmt.Errorf("make cgroup for a command: %w", err)
 	}
 	if cgroup, err = os.Open(r.dir); err != nil {
@@ -131,6 +131,19 @@ func (l *Leash) Hold(verb, pod string) (cgroup *os.File, end func(kill bool), er
 		_ = cgroup.Close()
 		l.end(r, kill)
 	}, nil
+}
+
+// mkdir makes a run's cgroup, and the one of all runs where somebody has removed it:
+// empty, it looks like a leftover.
+func (l *Leash) mkdir(dir string) error {
+	err := os.Mkdir(dir, 0o755)
+	if !errors.Is(err, os.ErrNotExist) {
+		return err
+	}
+	if err := os.Mkdir(l.dir, 0o755); err != nil && !errors.Is(err, os.ErrExist) {
+		return err
+	}
+	return os.Mkdir(dir, 0o755)
 }
 
 func (l *Leash) end(r run, kill bool) {

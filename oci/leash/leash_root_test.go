@@ -110,6 +110,19 @@ func TestEnd(t *testing.T) {
 	}
 }
 
+// The cgroup of all runs, which is empty most of the time, is removed by somebody who
+// tidies up: it is made again.
+func TestRemovedByOthers(t *testing.T) {
+	w := newWorld(t)
+	must(t, os.Remove(w.l.dir))
+	end, wait := w.run("ADD", "p", "echo")
+	wait()
+	end(true)
+	if left := w.l.Left(); len(left) != 0 {
+		t.Errorf("left: %q", left)
+	}
+}
+
 // A later daemon ends what an earlier one has begun, and waits for a DEL.
 func TestWhatAnEarlierDaemonLeft(t *testing.T) {
 	w := newWorld(t)
