@@ -30,14 +30,14 @@ func (e *env) killBoth() {
 	e.eventually("both are gone", func() bool { return len(e.Daemons()) == 0 })
 }
 
-// With systemd's descriptor store both may be killed at once: what runs runs on
-// with all of its streams, what ends meanwhile has its code and its last output.
-func TestBothKilledWithADescriptorStore(t *testing.T) {
+// systemd is a manager with a descriptor store, for one node.
+func systemd(t *testing.T) *node.Systemd {
+	t.Helper()
 	dir, err := os.MkdirTemp("", "berth-systemd-")
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer os.RemoveAll(dir)
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	manager, err := node.NewSystemd(filepath.Join(dir, "notify"))
 	if err != nil {
 		t.Fatal(err)
@@ -47,6 +47,13 @@ func TestBothKilledWithADescriptorStore(t *testing.T) {
 			t.Error(err)
 		}
 	})
+	return manager
+}
+
+// With systemd's descriptor store both may be killed at once: what runs runs on
+// with all of its streams, what ends meanwhile has its code and its last output.
+func TestBothKilledWithADescriptorStore(t *testing.T) {
+	manager := systemd(t)
 	e := start(t, node.Options{LogLevel: "info", Systemd: manager})
 	if !slices.Contains(manager.Said(), "READY=1") {
 		t.Errorf("the daemon has said %q, not READY=1", manager.Said())

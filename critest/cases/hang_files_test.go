@@ -16,7 +16,6 @@ import (
 
 	"berth/critest/images"
 	"berth/critest/node"
-	"berth/sandbox/leakcheck"
 	"berth/sandbox/outside/hung"
 )
 
@@ -179,13 +178,7 @@ func TestHungArchives(t *testing.T) {
 		if n := lookers(t, h.env); n > 6 {
 			t.Errorf("%d processes look at paths", n)
 		}
-		began := time.Now()
-		if err := h.Terminate(); err != nil {
-			t.Fatal(err)
-		}
-		if took := time.Since(began); took > leakcheck.Patience(10*time.Second) {
-			t.Errorf("the daemon took %v to stop", took)
-		}
+		h.stopsInTime()
 	})
 	if err := h.Launch(h.ctx); err != nil {
 		t.Fatal(err)

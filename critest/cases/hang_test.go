@@ -81,13 +81,7 @@ func TestHungHostPaths(t *testing.T) {
 		t.Errorf("%d processes look at paths", n)
 	}
 
-	began := time.Now()
-	if err := e.Terminate(); err != nil {
-		t.Fatal(err)
-	}
-	if took := time.Since(began); took > leakcheck.Patience(10*time.Second) {
-		t.Errorf("the daemon took %v to stop", took)
-	}
+	e.stopsInTime()
 	if err := e.Launch(e.ctx); err != nil {
 		t.Fatal(err)
 	}
@@ -153,4 +147,16 @@ func TestHangInsideTheOCIRuntime(t *testing.T) {
 		return err == nil
 	})
 	e.empty("the removal")
+}
+
+// stopsInTime ends the daemon by SIGTERM, whatever hangs.
+func (e *env) stopsInTime() {
+	e.Helper()
+	began := time.Now()
+	if err := e.Terminate(); err != nil {
+		e.Fatal(err)
+	}
+	if took := time.Since(began); took > leakcheck.Patience(10*time.Second) {
+		e.Errorf("the daemon took %v to stop", took)
+	}
 }

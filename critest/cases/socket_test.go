@@ -15,20 +15,7 @@ import (
 // stands in its place, and the daemon is killed besides: the next daemon finds the
 // same monitor, pods run on, logs are whole. With systemd's store or without.
 func TestMonitorWhoseSocketIsGone(t *testing.T) {
-	dir, err := os.MkdirTemp("", "berth-systemd-")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer os.RemoveAll(dir)
-	manager, err := node.NewSystemd(filepath.Join(dir, "notify"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := manager.Close(); err != nil {
-			t.Error(err)
-		}
-	})
+	manager := systemd(t)
 	for name, o := range map[string]node.Options{"alone": {}, "systemd": {Systemd: manager}} {
 		t.Run(name, func(t *testing.T) {
 			e := start(t, o)
