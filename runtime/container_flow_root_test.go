@@ -58,7 +58,7 @@ func TestEachStepOfCreateContainerFails(t *testing.T) {
 			switch name {
 			case "mount source", "log directory":
 				code = codes.InvalidArgument
-			case "runc", "runc at last":
+			case "record", "bundle", "runc", "runc at last":
 				code = codes.FailedPrecondition
 			}
 			n.refused("create", err, code, tc.words...)

@@ -159,7 +159,7 @@ func TestHostPortsAreOnePods(t *testing.T) {
 	mend()
 	readOnly := n.readOnly("root/sandboxes")
 	_, err = n.RunPodSandbox(t.Context(), n.withPorts("e", 8080))
-	n.refused("no record", err, codes.Unknown, "write record")
+	n.refused("no record", err, codes.FailedPrecondition, "write record")
 	readOnly()
 	n.removePod(n.runPod(n.withPorts("f", 8080)))
 	n.empty("removal")

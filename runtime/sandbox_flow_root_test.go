@@ -44,12 +44,12 @@ func TestEachStepOfRunPodSandboxFails(t *testing.T) {
 			must(t, os.Rename(conf, conf+".away"))
 			return func() { must(t, os.Rename(conf+".away", conf)) }
 		}, codes.Unavailable, nil, false},
-		"record":       {func() func() { return n.readOnly("root/sandboxes") }, codes.Unknown, []string{"write record", "read-only"}, false},
-		"namespaces":   {func() func() { return n.readOnly("state/namespaces") }, codes.Unknown, []string{"pin namespaces", "read-only"}, true},
-		"shm":          {func() func() { return n.readOnly("state/sandboxes") }, codes.Unknown, []string{"mount shm", "read-only"}, true},
+		"record":       {func() func() { return n.readOnly("root/sandboxes") }, codes.FailedPrecondition, []string{"write record", "read-only"}, false},
+		"namespaces":   {func() func() { return n.readOnly("state/namespaces") }, codes.FailedPrecondition, []string{"pin namespaces", "read-only"}, true},
+		"shm":          {func() func() { return n.readOnly("state/sandboxes") }, codes.FailedPrecondition, []string{"mount shm", "read-only"}, true},
 		"ADD":          {func() func() { return n.tell("fail-ADD") }, codes.Unknown, []string{"network setup", "fail-ADD was told to"}, false},
 		"ADD at last":  {func() func() { return n.tell("late-ADD") }, codes.Unknown, []string{"network setup", "late-ADD was told to"}, false},
-		"pause bundle": {func() func() { return n.readOnly("state/containers") }, codes.Unknown, []string{"start pause", "read-only"}, false},
+		"pause bundle": {func() func() { return n.readOnly("state/containers") }, codes.FailedPrecondition, []string{"start pause", "read-only"}, false},
 		"create pause": {func() func() { return n.tell("fail-create") }, codes.FailedPrecondition, []string{"start pause", "create pause", "fail-create was told to"}, false},
 		"create at last": {func() func() { return n.tell("late-create") }, codes.FailedPrecondition,
 			[]string{"start pause", "create pause", "late-create was told to"}, false},

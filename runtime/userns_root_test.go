@@ -44,7 +44,7 @@ func TestEachStepWithAUserNamespaceFails(t *testing.T) {
 		late   bool // the pod is made, its container fails
 		always bool // the pod stays, not ready, until the retry
 	}{
-		"namespaces":     {func() func() { return n.readOnly("state/namespaces") }, codes.Unknown, []string{"pin namespaces", "read-only"}, false, true},
+		"namespaces":     {func() func() { return n.readOnly("state/namespaces") }, codes.FailedPrecondition, []string{"pin namespaces", "read-only"}, false, true},
 		"ADD at last":    {func() func() { return n.tell("late-ADD") }, codes.Unknown, []string{"network setup", "late-ADD was told to"}, false, false},
 		"create pause":   {func() func() { return n.tell("fail-create") }, codes.FailedPrecondition, []string{"start pause", "fail-create was told to"}, false, false},
 		"create at last": {func() func() { return n.tell("late-create") }, codes.FailedPrecondition, []string{"start pause", "late-create was told to"}, false, false},
