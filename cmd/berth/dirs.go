@@ -26,19 +26,25 @@ func prepare(cfg config.Config) (unlock func(), err error) {
 			_ = f.Close()
 		}
 	}
+	hold := func(f *os.File, err error) error {
+		if err == nil {
+			locks = append(locks, f)
+		}
+		return err
+	}
 	for _, dir := range []string{cfg.Root, cfg.State} {
 		if err = makeDir(dir); err == nil {
-			var f *os.File
-			if f, err = lock(dir); err == nil {
-				locks = append(locks, f)
-			}
+			err = hold(lock(dir))
 		}
 		if err != nil {
 			unlock()
 			return nil, err
 		}
 	}
-	err = checkLayout(cfg.Root)
+	err = hold(lockDirectory(cfg.Root))
+	if err == nil {
+		err = checkLayout(cfg.Root)
+	}
 	if err == nil {
 		err = claim(cfg.Root, cfg.State)
 	}
@@ -74,21 +80,39 @@ func lock(dir string) (*os.File, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open lock: %w", err)
 	}
-	for limit := time.Now().Add(lockPatience); ; time.Sleep(50 * time.Millisecond) {
-		err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
-		if err == nil {
-			break
-		}
-		if !errors.Is(err, syscall.EWOULDBLOCK) || time.Now().After(limit) {
-			owner := make([]byte, 32)
-			n, _ := f.Read(owner)
-			_ = f.Close()
-			return nil, fmt.Errorf("%s: another berth daemon uses it, pid %s: %w", dir, owner[:n], err)
-		}
+	if err := take(f); err != nil {
+		owner := make([]byte, 32)
+		n, _ := f.Read(owner)
+		_ = f.Close()
+		return nil, fmt.Errorf("%s: another berth daemon uses it, pid %s: %w", dir, owner[:n], err)
 	}
 	_ = f.Truncate(0)
 	_, _ = fmt.Fprintf(f, "%d", os.Getpid())
 	return f, nil
+}
+
+// lockDirectory locks a directory itself: the file of its lock can be removed and made
+// again. Of the state directory that lock is the monitor's.
+func lockDirectory(dir string) (*os.File, error) {
+	f, err := os.Open(dir)
+	if err != nil {
+		return nil, fmt.Errorf("open to lock it: %w", err)
+	}
+	if err := take(f); err != nil {
+		_ = f.Close()
+		return nil, fmt.Errorf("%s: another berth daemon uses it, and its file lock was removed: %w", dir, err)
+	}
+	return f, nil
+}
+
+// take waits for lockPatience.
+func take(f *os.File) error {
+	for limit := time.Now().Add(lockPatience); ; time.Sleep(50 * time.Millisecond) {
+		err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
+		if !errors.Is(err, syscall.EWOULDBLOCK) || time.Now().After(limit) {
+			return err
+		}
+	}
 }
 
 const maxMark = 8 << 10 // bytes of an id with a path

@@ -37,10 +37,19 @@ func TestDaemonAlone(t *testing.T) {
 	e.pull(images.Busybox)
 	config := e.sandbox()
 	id := e.startContainer(e.run(config), command("main", "i=0; while :; do i=$((i+1)); echo $i >/new; mv /new /now; sleep 0.05; done"), config)
-	out, code := e.berth("serve", "--config", filepath.Join(e.Dir, "config.toml"))
-	if code == 0 || !strings.Contains(out, e.Root()) {
-		t.Errorf("a second daemon: exit code %d, %q; want a refusal that names %s", code, out, e.Root())
+	second := func(how string) {
+		out, code := e.berth("serve", "--config", filepath.Join(e.Dir, "config.toml"))
+		if code == 0 || !strings.Contains(out, e.Root()+": another berth daemon") {
+			t.Errorf("a second daemon%s: exit code %d, %q; want a refusal that names %s", how, code, out, e.Root())
+		}
 	}
+	second("")
+	for _, dir := range []string{e.Root(), e.State()} { // as a cleaner of old files does
+		if err := os.Remove(filepath.Join(dir, "lock")); err != nil {
+			t.Fatal(err)
+		}
+	}
+	second(" while the locks' files are gone")
 	e.refusesAnotherRoot()
 	socket, err := os.Stat(e.Socket)
 	if err != nil || socket.Mode().Perm() != 0o660 || socket.Sys().(*syscall.Stat_t).Uid != 0 {
