@@ -106,7 +106,8 @@ func openHandlers(cfg config.Config, client *monitor.Client, parts *runtime.Part
 		if err != nil {
 			return fmt.Errorf("key %q: find OCI runtime: %w", config.HandlerKey(name, "path"), err)
 		}
-		rt, err := runc.New(runc.Options{Binary: binary, Root: filepath.Join(cfg.State, "runc", name), Monitor: client, Leash: parts.Leash, Answer: parts.Outside.Answer})
+		rt, err := runc.New(runc.Options{Binary: binary, Root: filepath.Join(cfg.State, "runc", name), Monitor: client, Leash: parts.Leash,
+			Answer: parts.Outside.Answer, Await: operation.Await})
 		if err != nil {
 			return fmt.Errorf("key %q: %w", config.HandlerKey(name, "path"), err)
 		}
@@ -151,7 +152,8 @@ func retireHandlers(cfg config.Config, client *monitor.Client, log *logrus.Entry
 		}
 		log.WithField("handler", name).Warn("the configuration has this handler no more, but pods use it; they can be stopped and removed")
 		binary := cfg.Runtime.Handlers[cfg.Runtime.DefaultHandler].Path
-		rt, err := runc.New(runc.Options{Binary: binary, Root: filepath.Join(cfg.State, "runc", name), Monitor: client, Leash: parts.Leash, Answer: parts.Outside.Answer})
+		rt, err := runc.New(runc.Options{Binary: binary, Root: filepath.Join(cfg.State, "runc", name), Monitor: client, Leash: parts.Leash,
+			Answer: parts.Outside.Answer, Await: operation.Await})
 		if err != nil {
 			return fmt.Errorf("stand in for handler %q: %w", name, err)
 		}

@@ -1,8 +1,10 @@
 package cases
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -10,6 +12,7 @@ import (
 	"google.golang.org/grpc/codes"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"berth/critest/images"
 	"berth/critest/node"
 	"berth/sandbox/leakcheck"
 )
@@ -60,6 +63,35 @@ func TestWhyAPodHangs(t *testing.T) {
 	if out, code := e.berth("why", "--socket", e.Socket, "nobody"); code == 0 || !strings.Contains(out, "nobody") {
 		t.Errorf("why of nothing: code %d, %q", code, out)
 	}
+}
+
+// Of an exec that hangs, here at a FIFO, why tells the process and where it is.
+func TestWhyOfAnExec(t *testing.T) {
+	e := start(t, node.Options{})
+	e.pull(images.Busybox)
+	config := e.sandbox()
+	pod := e.run(config)
+	id := e.startContainer(pod, command("main", "mkfifo /fifo; sleep 1000"), config)
+	ended := make(chan error, 1)
+	go func() {
+		_, err := e.rt.ExecSync(e.ctx, &cri.ExecSyncRequest{ContainerId: id, Cmd: []string{"sh", "-c", "exec cat /fifo"}})
+		ended <- err
+	}()
+	said := regexp.MustCompile(`ExecSync(?s:.*)its process, pid [0-9]+ +state S at [a-z_]+`)
+	for _, object := range [][]string{nil, {id[:12]}} {
+		e.eventually(fmt.Sprintf("why %q names the exec's process", object), func() bool {
+			out, code := e.berth(append([]string{"why", "--socket", e.Socket}, object...)...)
+			return code == 0 && said.MatchString(out)
+		})
+	}
+	e.exec(id, "echo >/fifo")
+	if err := <-ended; err != nil {
+		t.Error(err)
+	}
+	if out, code := e.berth("why", "--socket", e.Socket); code != 0 || strings.Contains(out, "ExecSync") {
+		t.Errorf("why after its end: %q", out)
+	}
+	e.removePod(pod)
 }
 
 // A daemon whose start takes long answers nothing but why, and never a half-truth.

@@ -99,6 +99,7 @@ func (r *Runtime) exec(ctx context.Context, id string, x *running) (int32, error
 		}
 		return 0, x.failed(ctx, err)
 	}
+	defer r.await(ctx, "its process", x.pid)()
 	return x.wait(ctx)
 }
 

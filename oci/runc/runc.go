@@ -29,7 +29,10 @@ type Options struct {
 	// does not, this daemon or the monitor, stops all its goroutines with it. Its error
 	// has the path. nil: nobody asks.
 	Answer func(ctx context.Context, paths ...string) error
-	Leash  *leash.Leash // holds commands; nil: they are not held
+	// Await hears that ctx's call waits for an exec's process, by its pid, and is called
+	// back when it has ended. nil: nobody asks.
+	Await func(ctx context.Context, what string, pid int) (done func())
+	Leash *leash.Leash // holds commands; nil: they are not held
 }
 
 // Runtime drives one binary. It implements oci.Runtime; exits are told by the
@@ -39,6 +42,7 @@ type Runtime struct {
 	root    string
 	monitor *monitor.Client
 	answer  func(ctx context.Context, paths ...string) error
+	await   func(ctx context.Context, what string, pid int) (done func())
 	leash   *leash.Leash
 
 	features   func() (*features.Features, error)
@@ -63,9 +67,12 @@ func New(o Options) (*Runtime, error) {
 	if err := os.MkdirAll(o.Root, 0o700); err != nil {
 		return nil, fmt.Errorf("make root of %s: %w", filepath.Base(binary), err)
 	}
-	r := &Runtime{binary: binary, root: o.Root, monitor: o.Monitor, leash: o.Leash, answer: o.Answer, born: time.Now().UnixNano()}
+	r := &Runtime{binary: binary, root: o.Root, monitor: o.Monitor, leash: o.Leash, answer: o.Answer, await: o.Await, born: time.Now().UnixNano()}
 	if r.answer == nil {
 		r.answer = func(context.Context, ...string) error { return nil }
+	}
+	if r.await == nil {
+		r.await = func(context.Context, string, int) func() { return func() {} }
 	}
 	r.features = sync.OnceValues(r.readFeatures)
 	r.subCgroups = sync.OnceValue(r.probeSubCgroups)
