@@ -122,7 +122,7 @@ func TestImageExportAndImport(t *testing.T) {
 		e.operator(true, []string{"export", "cases/exported:" + tag, file}, file, "docker.io/cases/exported:"+tag, "packed anew")
 		e.operator(true, []string{"remove", "cases/exported:" + tag})
 	}
-	e.operator(false, []string{"export", "cases/exported:1", files[0]}, "image not found")
+	e.operator(false, []string{"export", "cases/exported:1", files[0] + ".new"}, "image not found")
 	broken := filepath.Join(e.Dir, "broken.tar")
 	if err := os.WriteFile(broken, []byte("broken"), 0o600); err != nil {
 		t.Fatal(err)

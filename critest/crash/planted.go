@@ -13,6 +13,7 @@ import (
 	"syscall"
 	"time"
 
+	"berth/oci/monitor"
 	"berth/sandbox/leakcheck"
 )
 
@@ -50,15 +51,18 @@ var plants = []plant{
 	}},
 	{"cgroup ", func(w *world) (func() error, error) { // of a pod there once was
 		id := strings.Repeat("0a", 32)
-		parents, err := filepath.Glob("/sys/fs/cgroup/*/berth")
-		if _, v2 := os.Stat("/sys/fs/cgroup/berth"); v2 == nil {
-			parents = append(parents, "/sys/fs/cgroup/berth")
+		roots, err := monitor.CgroupRoots()
+		if err != nil {
+			return nil, err
 		}
-		if len(parents) == 0 {
-			return nil, errors.Join(err, errors.New("berth has no cgroup"))
+		parent := filepath.Join(roots[0], "berth") // there or not
+		record, dir := filepath.Join(w.Root(), "sandboxes", id), filepath.Join(parent, id)
+		undo := func() error {
+			err := os.Remove(dir)
+			_ = os.Remove(parent) // if nobody else needs it
+			return err
 		}
-		record, dir := filepath.Join(w.Root(), "sandboxes", id), filepath.Join(parents[0], id)
-		return func() error { return os.Remove(dir) }, errors.Join(os.Mkdir(record, 0o700), os.Remove(record), os.Mkdir(dir, 0o700))
+		return undo, errors.Join(os.Mkdir(record, 0o700), os.Remove(record), os.MkdirAll(dir, 0o755))
 	}},
 	{"cgroup ", func(w *world) (func() error, error) { // of a plugin
 		held, err := os.ReadFile(filepath.Join(w.State(), "leash"))
