@@ -46,7 +46,10 @@ func (s *Service) launchPlugins(start func() error) error {
 	for {
 		select {
 		case err := <-started:
-			holdChildren(procs, held)
+			if holdChildren(procs, held); len(held) == 0 { // most nodes have none
+				s.endPlugins()
+				s.endPlugins = nil
+			}
 			return err
 		case <-tick.C:
 			holdChildren(procs, held)
