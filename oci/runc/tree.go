@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"slices"
 	"strconv"
 	"time"
 
@@ -13,27 +14,60 @@ import (
 )
 
 // killTree kills a process and its descendants where there is no cgroup to go
-// by: stopped from the top, so that nothing can fork away, then killed. A
+// by: first all are stopped, so that nothing can fork away, then killed. A
 // descendant whose parent had ended before is not found.
 func killTree(ctx context.Context, root int) error {
 	if root <= 1 {
 		return nil
 	}
+	var dying []int // whose parents may be gone before them
 	for {
-		pids := descendants(root)
-		for _, sig := range []unix.Signal{unix.SIGSTOP, unix.SIGKILL} {
-			for _, pid := range pids {
-				_ = unix.Kill(pid, sig)
-			}
+		for _, pid := range stopTree(ctx, root) {
+			_ = unix.Kill(pid, unix.SIGKILL)
+			dying = append(dying, pid)
 		}
-		if left := descendants(root); len(left) == 0 {
+		dying = slices.DeleteFunc(dying, func(pid int) bool {
+			state, _, ok := monitor.State(pid)
+			return !ok || state == "Z"
+		})
+		if len(dying) == 0 && len(descendants(root)) == 0 {
 			return nil
 		}
-		select {
-		case <-ctx.Done():
+		if !pause(ctx) {
 			return fmt.Errorf("kill pid %d and its descendants: %w", root, ctx.Err())
-		case <-time.After(2 * time.Millisecond):
 		}
+	}
+}
+
+// stopTree lists root and its descendants when all of them stand still: a signal takes
+// a moment to arrive, in which one may have forked once more. What hangs in the kernel
+// stops before it comes out.
+func stopTree(ctx context.Context, root int) []int {
+	asked := map[int]bool{}
+	for {
+		still := true
+		pids := descendants(root)
+		for _, pid := range pids {
+			state, _, ok := monitor.State(pid)
+			if !ok || state == "T" || state == "t" || state == "Z" || state == "D" && asked[pid] {
+				continue
+			}
+			still = false
+			asked[pid] = unix.Kill(pid, unix.SIGSTOP) == nil
+		}
+		if still || !pause(ctx) {
+			return pids
+		}
+	}
+}
+
+// pause is false when ctx ends.
+func pause(ctx context.Context) bool {
+	select {
+	case <-ctx.Done():
+		return false
+	case <-time.After(2 * time.Millisecond):
+		return true
 	}
 }
 
