@@ -40,7 +40,7 @@ const maxMessage = 16 << 20
 
 // readyTimeout bounds the wait for a daemon to answer after its start, on a
 // machine of ordinary speed.
-const readyTimeout = 20 * time.Second
+const readyTimeout = time.Minute
 
 // serial numbers the nodes of one process, for subnets and bridge names.
 var serial atomic.Int32
