@@ -257,15 +257,15 @@ func lean(c ispec.Image) ispec.Image {
 // need not be JSON, then it is a string of base64. ErrNotFound when there is no
 // such image (any more).
 func (s *Store) RawConfig(id string) (json.RawMessage, error) {
-	at := digest.Digest(id)
 	r := s.view.Load().byID[id]
-	if r != nil && r.Artifact != "" {
+	if r == nil { // its blobs may still be there
+		return nil, fmt.Errorf("%w: %s", ErrNotFound, id)
+	}
+	at := digest.Digest(id)
+	if r.Artifact != "" {
 		at = r.saved.Config
 	}
 	data, err := s.blobs.Get(at)
-	if err != nil && r == nil {
-		return nil, fmt.Errorf("%w: %s", ErrNotFound, id)
-	}
 	if err != nil {
 		return nil, fmt.Errorf("read config of image %s: %w", id, err)
 	}
