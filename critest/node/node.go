@@ -40,7 +40,7 @@ const maxMessage = 16 << 20
 
 // readyTimeout bounds the wait for a daemon to answer after its start, on a
 // machine of ordinary speed.
-const readyTimeout = time.Minute
+const readyTimeout = 20 * time.Second
 
 // serial numbers the nodes of one process, for subnets and bridge names.
 var serial atomic.Int32
