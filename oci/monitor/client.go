@@ -137,11 +137,18 @@ func (c *Client) MonitorPID() int {
 
 // Create lets the monitor spawn the OCI runtime's create. It blocks until the
 // init waits for start. When ctx ends the create is killed; what it made until
-// then is left to the caller, as after any error. *Error, ErrExists,
-// ErrUnavailable.
+// then is left to the caller, as after any error. A monitor that dies when it has
+// told of the container, and before it has answered, has made it: the next one gets
+// it as it gets all others. *Error, ErrExists, ErrUnavailable.
 func (c *Client) Create(ctx context.Context, r Create) (Container, error) {
+	if _, known := c.Container(r.ID); known {
+		return Container{}, fmt.Errorf("create %s: %w", r.ID, ErrExists)
+	}
 	m, err := c.call(ctx, &Message{Op: OpCreate, Create: &r})
 	if err != nil {
+		if ct, made := c.Container(r.ID); made {
+			return ct, nil
+		}
 		return Container{}, err
 	}
 	if m.Container == nil {

@@ -41,6 +41,10 @@ func ReadContainer(bundle string) (Container, error) {
 	return c, err
 }
 
+// RemoveContainer removes the bundle's monitor.json, which a monitor that died while it
+// made the container may have left. Idempotent.
+func RemoveContainer(bundle string) { _ = os.Remove(filepath.Join(bundle, containerFile)) }
+
 // writeJSON needs no sync: after a power cut no container is left to tell of.
 func writeJSON(path string, v any) error {
 	data, err := json.Marshal(v)

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
@@ -296,6 +297,46 @@ func TestCreateWhileTheMonitorDies(t *testing.T) {
 		if err := again.create(); err != nil {
 			t.Errorf("create after it: %v", err)
 		}
+	}
+}
+
+// A monitor may die when it has written down what it made, and even told of it, and
+// before it has answered.
+func TestCreateOutlivesItsMonitor(t *testing.T) {
+	n := newNode(t)
+	failed := 0
+	for range 20 {
+		b := n.box("sleep 1000")
+		pid := n.client.MonitorPID()
+		stop, killed := make(chan struct{}), make(chan struct{})
+		go func() {
+			defer close(killed)
+			for {
+				select {
+				case <-stop:
+					return
+				default:
+				}
+				_, err := os.Lstat(filepath.Join(b.bundle, "monitor.json"))
+				if _, known := n.client.Container(b.id); known || err == nil && n.seq%2 == 0 {
+					_ = syscall.Kill(pid, syscall.SIGKILL)
+					return
+				}
+			}
+		}()
+		err := b.create()
+		close(stop)
+		<-killed
+		if err != nil {
+			failed++
+			b.gone(t)
+		} else {
+			_ = syscall.Kill(pid, syscall.SIGKILL)
+		}
+		n.eventually("a new monitor", func() bool { p := n.client.MonitorPID(); return p != 0 && p != pid })
+	}
+	if failed == 0 {
+		t.Error("no monitor died before it had answered")
 	}
 }
 

@@ -127,6 +127,8 @@ func (r *Runtime) Create(ctx context.Context, req oci.CreateRequest) (oci.Proces
 		defer cancel()
 		if errors.Is(err, monitor.ErrUnavailable) {
 			awaitCreate(clean, req.ID)
+			_ = os.Remove(c.PidFile) // else the monitor removes it
+			monitor.RemoveContainer(req.Bundle)
 		}
 		if cerr := r.sweep(clean, req.ID, req.Bundle); cerr != nil {
 			err = fmt.Errorf("%w (and %w)", err, cerr)
