@@ -345,6 +345,14 @@ func (s *server) find(id string) (*container, error) {
 	return c, nil
 }
 
+// making tells whether a container is being made.
+func (s *server) making(id string) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	c, reserved := s.containers[id]
+	return reserved && c == nil
+}
+
 func (s *server) reopen(conn *monitor.Conn, id string) error {
 	c, err := s.find(id)
 	if err != nil {
@@ -373,8 +381,12 @@ func pidfdEnded(fd int) bool {
 const recordPatience = 5 * time.Second
 
 // forget drops an ended container. The daemon may know of the end, by exit.json
-// or the pidfd, an instant before this process is done with it.
+// or the pidfd, an instant before this process is done with it, and has killed what
+// it has lost the connection over while it was being made.
 func (s *server) forget(id string) error {
+	for until := time.Now().Add(recordPatience); s.making(id) && time.Now().Before(until); {
+		time.Sleep(time.Millisecond)
+	}
 	c, err := s.find(id)
 	if err != nil {
 		return err

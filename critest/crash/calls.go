@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"encoding/binary"
 	"fmt"
 	"net"
 	"os"
@@ -62,7 +63,7 @@ func superviseCalls(dir string, where *steps) (*calls, error) {
 			if err != nil {
 				return // closed
 			}
-			fd, err := received(conn)
+			fd, err := takeOver(conn)
 			_ = conn.Close()
 			if err == nil {
 				go c.serve(fd)
@@ -70,24 +71,6 @@ func superviseCalls(dir string, where *steps) (*calls, error) {
 		}
 	}()
 	return c, nil
-}
-
-// received takes the descriptor that a connection brings.
-func received(c *net.UnixConn) (int, error) {
-	control := make([]byte, unix.CmsgSpace(4))
-	_, n, _, _, err := c.ReadMsgUnix(make([]byte, 1), control)
-	if err != nil {
-		return 0, err
-	}
-	messages, err := unix.ParseSocketControlMessage(control[:n])
-	if err != nil || len(messages) == 0 {
-		return 0, fmt.Errorf("no descriptor came: %w", err)
-	}
-	fds, err := unix.ParseUnixRights(&messages[0])
-	if err != nil || len(fds) != 1 {
-		return 0, fmt.Errorf("no descriptor came: %w", err)
-	}
-	return fds[0], nil
 }
 
 // serve answers the calls of one daemon and of all that it starts, until the last
@@ -102,11 +85,15 @@ func (c *calls) serve(listener int) {
 
 func (c *calls) one(listener int, n *notification) {
 	who := programOf(int(n.PID))
-	if who == "" {
+	what := ""
+	if who != "" {
+		what = describe(n)
+	}
+	if what == "" {
 		respond(listener, n.ID, 0)
 		return
 	}
-	call := who + " " + describe(n)
+	call := who + " " + what
 	c.mu.Lock()
 	c.count[call]++
 	if times := c.count[call]; times > 1 {
@@ -195,10 +182,18 @@ func processOf(thread int) int {
 	return thread
 }
 
-// describe names a call by what it does to what, the same in each life.
+// describe names a call by what it does to what, the same in each life; nothing for
+// a message that is not between daemon and monitor.
 func describe(n *notification) string {
 	name := changing[n.Data.Number]
 	text := ""
+	if name == message {
+		op := operation.FindSubmatch(messageOf(int(n.PID), n.Data.Args[1]))
+		if op == nil {
+			return ""
+		}
+		return name + " " + string(op[1])
+	}
 	if at, ok := pathArgument[name]; ok {
 		text = readString(int(n.PID), n.Data.Args[at])
 		if !strings.HasPrefix(text, "/") && at > 0 && name != "mount" {
@@ -218,15 +213,38 @@ func fileOf(thread int, fd uint64) string {
 
 // readString reads a string out of a thread's memory.
 func readString(thread int, at uint64) string {
+	text, _, _ := bytes.Cut(memoryOf(thread, at, 4096), []byte{0})
+	return string(text)
+}
+
+// operation is what a message between daemon and monitor is about: four bytes of
+// length, then JSON.
+var operation = regexp.MustCompile(`(?s)^....\{(?:"id":\d+,)?"op":"(\w+)"`)
+
+// messageOf is the beginning of what a struct msghdr of a thread has.
+func messageOf(thread int, header uint64) []byte {
+	const pointer, iov = 8, 16 // bytes; where the list of parts is
+	list := memoryOf(thread, header+iov, pointer)
+	if len(list) < pointer {
+		return nil
+	}
+	part := memoryOf(thread, binary.NativeEndian.Uint64(list), pointer)
+	if len(part) < pointer {
+		return nil
+	}
+	return memoryOf(thread, binary.NativeEndian.Uint64(part), 64)
+}
+
+// memoryOf reads a thread's memory: at most size bytes, fewer where it ends.
+func memoryOf(thread int, at uint64, size int) []byte {
 	f, err := os.Open(fmt.Sprintf("/proc/%d/mem", thread))
 	if err != nil || at == 0 {
-		return ""
+		return nil
 	}
 	defer f.Close()
-	buffer := make([]byte, 4096)
+	buffer := make([]byte, size)
 	n, _ := f.ReadAt(buffer, int64(at))
-	text, _, _ := bytes.Cut(buffer[:n], []byte{0})
-	return string(text)
+	return buffer[:n]
 }
 
 // What differs from life to life in a path.

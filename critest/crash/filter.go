@@ -10,6 +10,8 @@ import (
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"berth/oci/monitor"
 )
 
 // listenerSocket names the socket to which a program that is to be supervised
@@ -17,7 +19,8 @@ import (
 const listenerSocket = "BERTH_CRASH_LISTENER"
 
 // changing are the system calls that change something and that Go programs use,
-// by number. A write is not among them: a full disk is another test.
+// by number. A write is not among them: a full disk is another test. Of messages
+// those count that daemon and monitor send each other.
 var changing = map[int32]string{
 	unix.SYS_RENAMEAT: "renameat", unix.SYS_RENAMEAT2: "renameat2", unix.SYS_MKDIRAT: "mkdirat", unix.SYS_MKNODAT: "mknodat",
 	unix.SYS_UNLINKAT: "unlinkat", unix.SYS_SYMLINKAT: "symlinkat", unix.SYS_LINKAT: "linkat", unix.SYS_OPENAT: "openat",
@@ -27,8 +30,11 @@ var changing = map[int32]string{
 	unix.SYS_FSOPEN: "fsopen", unix.SYS_FSMOUNT: "fsmount", unix.SYS_MOUNT_SETATTR: "mount_setattr",
 	unix.SYS_SETNS: "setns", unix.SYS_UNSHARE: "unshare", unix.SYS_SETHOSTNAME: "sethostname",
 	unix.SYS_PIDFD_OPEN: "pidfd_open", unix.SYS_PIDFD_SEND_SIGNAL: "pidfd_send_signal", unix.SYS_PIPE2: "pipe2",
-	unix.SYS_MEMFD_CREATE: "memfd_create",
+	unix.SYS_MEMFD_CREATE: "memfd_create", unix.SYS_SENDMSG: message,
 }
+
+// message is the call that sends one.
+const message = "sendmsg"
 
 // pathArgument is where a call has the path that it changes; the directory that a
 // relative one begins at is the argument before. No entry: it has no path.
@@ -49,11 +55,7 @@ func beSupervised(argv []string) error {
 	if err != nil {
 		return fmt.Errorf("filter system calls: %w", err)
 	}
-	c, err := net.Dial("unix", os.Getenv(listenerSocket))
-	if err != nil {
-		return fmt.Errorf("hand the filter over: %w", err)
-	}
-	if _, _, err := c.(*net.UnixConn).WriteMsgUnix([]byte{0}, unix.UnixRights(fd), nil); err != nil {
+	if err := handOver(fd); err != nil {
 		return fmt.Errorf("hand the filter over: %w", err)
 	}
 	_ = unix.Close(fd)
@@ -61,6 +63,43 @@ func beSupervised(argv []string) error {
 		return err
 	}
 	return fmt.Errorf("start %s: %w", argv[0], syscall.Exec(argv[0], argv, os.Environ()))
+}
+
+// handOver tells the number of the filter's listener and waits until it was taken: to
+// send it along would be a call that waits for whoever has it.
+func handOver(fd int) error {
+	c, err := net.Dial("unix", os.Getenv(listenerSocket))
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	if _, err := fmt.Fprintln(c, fd); err != nil {
+		return err
+	}
+	_, err = c.Read(make([]byte, 1))
+	return err
+}
+
+// takeOver takes what handOver offers.
+func takeOver(c *net.UnixConn) (int, error) {
+	var theirs int
+	if _, err := fmt.Fscanln(c, &theirs); err != nil {
+		return 0, err
+	}
+	_, pid, err := monitor.NewConn(c).Peer()
+	if err != nil {
+		return 0, err
+	}
+	of, err := unix.PidfdOpen(pid, 0)
+	if err != nil {
+		return 0, err
+	}
+	defer unix.Close(of)
+	fd, err := unix.PidfdGetfd(of, theirs, 0)
+	if err == nil {
+		_, err = c.Write([]byte{0})
+	}
+	return fd, err
 }
 
 // filterCalls puts a filter on this thread and returns its listener. Of openat

@@ -56,15 +56,20 @@ func (l *life) run() request {
 
 func (l *life) create(name, script string) request {
 	return request{name: "CreateContainer " + name, send: func(ctx context.Context) error {
-		res, err := l.w.Runtime().CreateContainer(ctx, &cri.CreateContainerRequest{PodSandboxId: l.pod, SandboxConfig: l.config, Config: &cri.ContainerConfig{
-			Metadata: &cri.ContainerMetadata{Name: name, Attempt: l.attempts[name]}, Image: &cri.ImageSpec{Image: images.Busybox},
-			Command: []string{"sh", "-c", script}, LogPath: l.logName(name), Mounts: l.mounts,
-			Linux: &cri.LinuxContainerConfig{SecurityContext: &cri.LinuxContainerSecurityContext{
-				NamespaceOptions: l.config.GetLinux().GetSecurityContext().GetNamespaceOptions()}},
-		}})
+		res, err := l.w.Runtime().CreateContainer(ctx, &cri.CreateContainerRequest{PodSandboxId: l.pod, SandboxConfig: l.config, Config: l.container(name, script)})
 		l.ids[name] = res.GetContainerId()
 		return err
 	}}
+}
+
+// container is the configuration of a container.
+func (l *life) container(name, script string) *cri.ContainerConfig {
+	return &cri.ContainerConfig{
+		Metadata: &cri.ContainerMetadata{Name: name, Attempt: l.attempts[name]}, Image: &cri.ImageSpec{Image: images.Busybox},
+		Command: []string{"sh", "-c", script}, LogPath: l.logName(name), Mounts: l.mounts,
+		Linux: &cri.LinuxContainerConfig{SecurityContext: &cri.LinuxContainerSecurityContext{
+			NamespaceOptions: l.config.GetLinux().GetSecurityContext().GetNamespaceOptions()}},
+	}
 }
 
 func (l *life) logName(name string) string { return fmt.Sprintf("%s-%d.log", name, l.attempts[name]) }

@@ -31,7 +31,12 @@ var lives = []struct {
 	{"image", imageLife, ""},
 	{"half", halfLife, restarts + " with half made"},
 	{"sessions", sessionsLife, "Attach main"},
+	{checkpoints, checkpointLife, "CheckpointContainer frozen"},
 }
+
+// checkpoints is the life that needs CRIU. It dumps no process whose system calls are
+// supervised.
+const checkpoints = "checkpoint"
 
 // life begins a life of a kind.
 func (w *world) life(kind string) *life {

@@ -42,6 +42,9 @@ func (w *world) points(ctx context.Context) ([]point, map[string]bool, error) {
 	var found []point
 	reached, tried := map[string]bool{}, map[string]bool{}
 	for _, kind := range lives {
+		if kind.name == checkpoints && w.noCheckpoints != "" {
+			continue
+		}
 		l, from := w.life(kind.name), 0
 		if kind.from != "" {
 			from = len(l.requests)
@@ -122,6 +125,9 @@ var misbehaviour = []struct {
 }{
 	{"CreateContainer main", "runc", "create", []string{"refuses", "loses", "killed", "babbles", "hangs"}, []int{1}, ""},
 	{"StartContainer main", "runc", "start", []string{"refuses", "loses", "killed", "hangs"}, []int{1}, ""},
+	{"CheckpointContainer", "runc", "checkpoint", []string{"refuses", "loses", "killed", "hangs"}, []int{1}, ""},
+	{"CheckpointPod", "runc", "checkpoint", []string{"refuses", "loses", "killed", "hangs"}, []int{1}, ""},
+	{"RestorePod", "runc", "restore", []string{"refuses", "loses", "killed", "hangs"}, []int{1}, ""},
 	{"ExecSync main", "runc", "exec", []string{"refuses", "loses", "killed", "hangs"}, []int{1}, ""},
 	{"UpdateContainerResources", "runc", "update", []string{"refuses", "loses", "killed", "hangs"}, []int{1}, ""},
 	{"RemoveContainer", "runc", "delete", []string{"refuses", "loses", "killed", "hangs"}, []int{1}, ""},
@@ -159,7 +165,11 @@ func (w *world) callPoints(r request, tried map[string]bool, add func(string, fa
 		} else {
 			add(killMonitorCall, &killIn{victim: victim, call: call})
 		}
-		add(failCall, &failIn{call: call, errno: []syscall.Errno{syscall.EIO, syscall.ENOMEM, syscall.ENOSPC}[i%3]})
+		errno := []syscall.Errno{syscall.EIO, syscall.ENOMEM, syscall.ENOSPC}[i%3]
+		if strings.Contains(call, message) {
+			errno = syscall.EPIPE
+		}
+		add(failCall, &failIn{call: call, errno: errno})
 	}
 }
 

@@ -52,7 +52,7 @@ var operations = map[string][]string{
 	"Attach":              {"streaming session"},
 	"PortForward":         {"connect to the port"},
 	"CheckpointContainer": {"freeze the container", "write its state", "write the archive"},
-	"CheckpointPod":       {"write record", "freeze the pod", "write its state", "write the checkpoint"},
+	"CheckpointPod":       {"write record", "freeze the pod", "write its state"},
 	"RestorePod":          {"unpack files of the checkpoint", "take over the checkpoint"},
 	"Restore": {"look at records and images", "adopt containers", "settle what a reboot ended", "restore host ports",
 		"ask the OCI runtimes what they can do"},
@@ -66,10 +66,11 @@ var operations = map[string][]string{
 // seldom are steps that no life reaches by itself, with where they are tried.
 var seldom = map[string]string{
 	"remove what an earlier attempt left": "reached by the repetition of a request whose undoing failed",
+	"write the checkpoint":                "reached where others serve the directory, which package sandbox/outside tries",
 }
 
-// untried are the verbs, and RPCs, of the table that no life calls: checkpoints need
-// CRIU, which most machines for tests cannot run.
+// untried are the verbs, and RPCs, of the table that no life calls where checkpoints
+// are not possible: they need CRIU, which most machines for tests cannot run.
 var untried = []string{"CheckpointContainer", "CheckpointPod", "RestorePod"}
 
 // reads tells whether an RPC, by its full name, changes nothing. What is no RPC is

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"encoding/binary"
 	"go/ast"
 	"go/parser"
 	"go/token"
@@ -11,7 +12,9 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"unsafe"
 
+	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
@@ -151,6 +154,25 @@ func TestPathsAreTheSameInEachLife(t *testing.T) {
 	} {
 		if got := plain(path); got != want {
 			t.Errorf("%s is %s, want %s", path, got, want)
+		}
+	}
+}
+
+func TestMessagesAreNamedByTheirOperation(t *testing.T) {
+	for body, want := range map[string]string{
+		`{"id":12,"op":"create","create":{"id":"x"}}`: "create", `{"op":"park","container":{}}`: "park", `{"version":1}`: "", "": "",
+	} {
+		frame := append(binary.BigEndian.AppendUint32(nil, uint32(len(body))), body...)
+		part := unix.Iovec{Base: &frame[0]}
+		part.SetLen(len(frame))
+		header := unix.Msghdr{Iov: &part, Iovlen: 1}
+		n := &notification{PID: uint32(os.Getpid())}
+		n.Data.Number, n.Data.Args[1] = unix.SYS_SENDMSG, uint64(uintptr(unsafe.Pointer(&header)))
+		if want != "" {
+			want = "sendmsg " + want
+		}
+		if got := describe(n); got != want {
+			t.Errorf("%s is %q, want %q", body, got, want)
 		}
 	}
 }

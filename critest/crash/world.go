@@ -35,9 +35,10 @@ type world struct {
 	base    footprint
 	serial  int // of the life, for names
 	// rebooted: the daemon of this life starts in another boot, see Launch.
-	rebooted bool
-	stop     context.CancelFunc
-	watched  chan struct{} // closed when the watchers have ended
+	rebooted      bool
+	noCheckpoints string // why there are none here; empty: they are possible
+	stop          context.CancelFunc
+	watched       chan struct{} // closed when the watchers have ended
 }
 
 // begin makes a world; end ends it. Supervised, its daemon's system calls wait for
@@ -80,6 +81,9 @@ func begin(ctx context.Context, stock *node.Stock, supervised bool) (w *world, e
 		return w, err
 	}
 	if _, err := w.Crictl(ctx, "pull", images.Busybox); err != nil {
+		return w, err
+	}
+	if w.noCheckpoints, err = w.checkpoints(ctx); err != nil {
 		return w, err
 	}
 	w.watch(ctx)
@@ -267,17 +271,26 @@ func (w *world) monitor() int {
 	return 0
 }
 
-// checkpoints is what the node says of them.
-func (w *world) checkpoints(ctx context.Context) string {
-	res, err := w.Runtime().Status(ctx, &cri.StatusRequest{Verbose: true})
-	if err != nil {
-		return err.Error()
+// checkpoints is why the lives of this world make none, as far as the node says.
+func (w *world) checkpoints(ctx context.Context) (string, error) {
+	if w.calls != nil {
+		return "CRIU dumps no process whose system calls are supervised", nil
 	}
-	var reasons map[string]string
-	if err := json.Unmarshal([]byte(res.GetInfo()["checkpoint"]), &reasons); err != nil || reasons["runc"] == "" {
-		return "they are possible here"
+	for {
+		res, err := w.Runtime().Status(ctx, &cri.StatusRequest{Verbose: true})
+		if err != nil {
+			return "", err
+		}
+		var reasons map[string]string
+		if err := json.Unmarshal([]byte(res.GetInfo()["checkpoint"]), &reasons); err == nil {
+			return reasons["runc"], nil
+		}
+		select { // the daemon asks CRIU when it has started
+		case <-ctx.Done():
+			return "", ctx.Err()
+		case <-time.After(50 * time.Millisecond):
+		}
 	}
-	return reasons["runc"]
 }
 
 // running tells whether the daemon lives.

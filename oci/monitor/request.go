@@ -122,7 +122,7 @@ func (c *Client) send(ctx context.Context, conn *Conn, m *Message, answer chan *
 
 func checkAnswer(op string, a *Message) (*Message, error) {
 	if a == nil {
-		return nil, fmt.Errorf("%s: the monitor died meanwhile: %w", op, ErrUnavailable)
+		return nil, fmt.Errorf("%s: the connection to the monitor was lost meanwhile: %w", op, ErrUnavailable)
 	}
 	if a.Error != nil {
 		return nil, a.Error

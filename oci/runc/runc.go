@@ -123,20 +123,31 @@ func (r *Runtime) Create(ctx context.Context, req oci.CreateRequest) (oci.Proces
 		if ended {
 			err = fmt.Errorf("%w: %w", errHalfDead, err)
 		}
-		clean, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanLimit)
-		defer cancel()
-		if errors.Is(err, monitor.ErrUnavailable) {
-			awaitCreate(clean, req.ID)
-			_ = os.Remove(c.PidFile) // else the monitor removes it
-			monitor.RemoveContainer(req.Bundle)
-		}
-		if cerr := r.sweep(clean, req.ID, req.Bundle); cerr != nil {
+		if cerr := r.undo(ctx, c, errors.Is(err, monitor.ErrUnavailable)); cerr != nil {
 			err = fmt.Errorf("%w (and %w)", err, cerr)
 		}
 		return oci.Process{}, fmt.Errorf("create %s: %w", req.ID, err)
 	}
 	_ = os.Remove(logPath(req.Bundle))
 	return oci.Process{PID: ct.PID, StartTime: ct.StartTime}, nil
+}
+
+// undo removes what a failed create left, also when ctx has ended. Of a lost monitor
+// nobody knows how far it came; where only the connection was lost, it goes on.
+func (r *Runtime) undo(ctx context.Context, c monitor.Create, lost bool) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanLimit)
+	defer cancel()
+	if !lost {
+		return r.sweep(ctx, c.ID, c.Bundle)
+	}
+	awaitCreate(ctx, c.ID)
+	if err := r.sweep(ctx, c.ID, c.Bundle); err != nil {
+		return err
+	}
+	err := r.monitor.Forget(ctx, c.ID)
+	_ = os.Remove(c.PidFile) // else the monitor removes it
+	monitor.RemoveContainer(c.Bundle)
+	return asOCI(err)
 }
 
 func logPath(dir string) string { return filepath.Join(dir, "runtime.log") }
