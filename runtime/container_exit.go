@@ -153,7 +153,7 @@ func (s *Service) killRest(c *sandbox.Container) {
 
 // watchExits asks the kernel again, slowly, about every init that should be
 // alive, until ctx ends: a notice that was lost cannot wedge a pod. It also looks
-// after the pins of namespaces and the rules of host ports.
+// after the pins of namespaces, the rules of host ports and what disks have refused.
 func (s *Service) watchExits(ctx context.Context) {
 	tick := time.NewTicker(10 * time.Second)
 	defer tick.Stop()
@@ -165,6 +165,7 @@ func (s *Service) watchExits(ctx context.Context) {
 		}
 		s.repairPorts()
 		s.adoptAgain(ctx)
+		_ = s.Records.Save() // whoever changed them has told why the disk did not take it
 		for _, c := range s.Records.Containers.List() {
 			if c.MadeAt == 0 || c.State(s.bootID) == cri.ContainerState_CONTAINER_EXITED {
 				continue

@@ -172,6 +172,9 @@ func (s *Service) Close(ctx context.Context) {
 		s.operations.Wait(undo)
 	}
 	s.background.Wait(ctx)
+	if err := s.Records.Save(); err != nil {
+		s.Log.WithError(err).Warn("the next daemon finds out again what the disk does not take")
+	}
 	s.plugins.Stop()
 	if s.endPlugins != nil {
 		s.endPlugins()

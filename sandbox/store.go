@@ -1,6 +1,7 @@
 package sandbox
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -27,9 +28,9 @@ func open(root string, d disk, tell func(Problem)) (*Store, error) {
 	emptyTrash(trash, tell)
 	s := &Store{
 		Sandboxes: &Table[Sandbox, *Sandbox]{dir: filepath.Join(root, "sandboxes"), file: "sandbox.json", sync: true,
-			disk: d, trash: trash, byID: map[string]*Sandbox{}, names: map[string]string{}},
+			disk: d, trash: trash, byID: map[string]*Sandbox{}, names: map[string]string{}, unsaved: map[string]bool{}},
 		Containers: &Table[Container, *Container]{dir: filepath.Join(root, "containers"), file: "container.json",
-			disk: d, trash: trash, byID: map[string]*Container{}, names: map[string]string{}},
+			disk: d, trash: trash, byID: map[string]*Container{}, names: map[string]string{}, unsaved: map[string]bool{}},
 	}
 	for _, dir := range []string{trash, s.Sandboxes.dir, s.Containers.dir} {
 		if err := os.MkdirAll(dir, 0o700); err != nil {
@@ -54,6 +55,9 @@ func apart(a, b string) bool {
 	var of [2]syscall.Stat_t
 	return syscall.Stat(a, &of[0]) == nil && syscall.Stat(b, &of[1]) == nil && of[0].Dev != of[1].Dev
 }
+
+// Save writes the records that the disk refused before, as far as it takes them now.
+func (s *Store) Save() error { return errors.Join(s.Sandboxes.Save(), s.Containers.Save()) }
 
 // ContainersOf lists the containers of a sandbox, newest first.
 func (s *Store) ContainersOf(sandboxID string) []*Container {

@@ -220,6 +220,52 @@ func TestTryUpdate(t *testing.T) {
 	}
 }
 
+// A fact that the disk refused is written by the next write that it takes, of
+// whatever record, or by Save.
+func TestFactsAreWrittenLater(t *testing.T) {
+	later := map[string]func(*Store) error{
+		"a record made":      func(s *Store) error { return s.Sandboxes.Create(testSandbox("ccc3")) },
+		"another's change":   func(s *Store) error { _, err := s.Sandboxes.Update("bbb2", func(*Sandbox) {}); return err },
+		"everything at hand": (*Store).Save,
+	}
+	for what, write := range later {
+		root := t.TempDir()
+		d := &failingDisk{left: 1 << 20}
+		s, err := open(root, d, unheard)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, id := range []string{"aaa1", "bbb2", "gone"} {
+			if err := s.Sandboxes.Create(testSandbox(id)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		d.left = 0
+		for _, id := range []string{"aaa1", "gone"} {
+			if _, err := s.Sandboxes.Update(id, func(sb *Sandbox) { sb.ReadyAt = 5 }); !errors.Is(err, syscall.ENOSPC) {
+				t.Errorf("%s: a full disk: %v", what, err)
+			}
+		}
+		if err := s.Save(); !errors.Is(err, syscall.ENOSPC) {
+			t.Errorf("%s: Save on a full disk: %v", what, err)
+		}
+		if r, err := mustOpen(t, root).Sandboxes.Get("aaa1"); err != nil || r.ReadyAt == 5 {
+			t.Errorf("%s: before, the disk has %+v, %v", what, r, err)
+		}
+		d.left = 1 << 20
+		if err := errors.Join(s.Sandboxes.Remove("gone"), write(s)); err != nil {
+			t.Errorf("%s: with room: %v", what, err)
+		}
+		again := mustOpen(t, root)
+		if r, err := again.Sandboxes.Get("aaa1"); err != nil || r.ReadyAt != 5 {
+			t.Errorf("%s: the disk has %+v, %v", what, r, err)
+		}
+		if _, err := again.Sandboxes.Get("gone"); !errors.Is(err, ErrNotFound) {
+			t.Errorf("%s: a removed record is there again: %v", what, err)
+		}
+	}
+}
+
 func TestUnreadableRecordIsQuarantined(t *testing.T) {
 	for name, spoil := range map[string]func([]byte) []byte{
 		"empty":          func([]byte) []byte { return nil },

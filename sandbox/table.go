@@ -3,8 +3,10 @@ package sandbox
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"sort"
 	"strings"
 	"sync"
@@ -33,7 +35,8 @@ type Table[T any, R Record[T]] struct {
 	byID  map[string]*T     // guarded by mu
 	names map[string]string // name → id, guarded by mu
 
-	undeleted []string // directories that could not be deleted yet, guarded by mu
+	undeleted []string        // directories that could not be deleted yet, guarded by mu
+	unsaved   map[string]bool // ids of records that the disk does not have as they are, guarded by mu
 
 	writes sync.Map // id → *sync.Mutex: one writer per record
 }
@@ -125,15 +128,17 @@ func (t *Table[T, R]) Create(r *T) error {
 	t.names[name] = id
 	t.mu.Unlock()
 
-	err := t.write(id, r, true)
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if err != nil {
+	if err := t.write(id, r, true); err != nil {
+		t.mu.Lock()
 		delete(t.names, name)
+		t.mu.Unlock()
 		_ = os.RemoveAll(t.Dir(id))
 		return fmt.Errorf("write record of %s: %w", id, err)
 	}
+	t.mu.Lock()
 	t.byID[id] = r
+	t.mu.Unlock()
+	_ = t.Save()
 	return nil
 }
 
@@ -159,15 +164,34 @@ func (t *Table[T, R]) write(id string, r *T, first bool) error {
 
 // Update changes a copy of the record, writes it and puts it in place. Updates
 // of one record follow each other. When the disk refuses, the change is
-// still seen by readers (memory tells what is true now) and the error returned.
+// still seen by readers (memory tells what is true now) and the error returned;
+// see Save.
 func (t *Table[T, R]) Update(id string, change func(*T)) (*T, error) {
-	return t.update(id, change, false)
+	r, err := t.update(id, change, false)
+	if err == nil {
+		_ = t.Save()
+	}
+	return r, err
 }
 
 // TryUpdate is Update for a change that is a caller's wish, not a fact: when the
 // disk refuses, nothing has changed.
 func (t *Table[T, R]) TryUpdate(id string, change func(*T)) (*T, error) {
 	return t.update(id, change, true)
+}
+
+// Save writes the records that the disk refused before, as far as it takes them now.
+// Creates and updates that succeed do so too.
+func (t *Table[T, R]) Save() error {
+	t.mu.RLock()
+	ids := slices.Collect(maps.Keys(t.unsaved))
+	t.mu.RUnlock()
+	for _, id := range ids {
+		if _, err := t.update(id, func(*T) {}, false); err != nil && !errors.Is(err, ErrNotFound) {
+			return err
+		}
+	}
+	return nil
 }
 
 func (t *Table[T, R]) update(id string, change func(*T), try bool) (*T, error) {
@@ -191,11 +215,23 @@ func (t *Table[T, R]) update(id string, change func(*T), try bool) (*T, error) {
 	if !try {
 		err = t.write(id, &next, false)
 	}
+	t.saved(id, err == nil)
 	t.tell(old, &next)
 	if err != nil {
 		return &next, fmt.Errorf("write record of %s: %w", id, err)
 	}
 	return &next, nil
+}
+
+// saved notes whether the disk has a record as it is.
+func (t *Table[T, R]) saved(id string, is bool) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if is {
+		delete(t.unsaved, id)
+	} else {
+		t.unsaved[id] = true
+	}
 }
 
 // Remove forgets a record and deletes its directory, with all in it.
@@ -225,6 +261,7 @@ func (t *Table[T, R]) Remove(id string) error {
 		}
 		delete(t.byID, id)
 	}
+	delete(t.unsaved, id)
 	t.mu.Unlock()
 	t.writes.Delete(id)
 	if ok {

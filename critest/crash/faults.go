@@ -10,6 +10,8 @@ import (
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+
+	"berth/sandbox/leakcheck"
 )
 
 // fault is one thing that goes wrong while a request is served.
@@ -234,7 +236,7 @@ func (f *denyAll) release(w *world) (bool, error) {
 func (f *denyAll) answer(err error) error { return names(err, f.errno) }
 
 // shortDeadline is the client's own, for what hangs longer than anybody waits.
-const shortDeadline = 3 * time.Second
+var shortDeadline = leakcheck.Patience(3 * time.Second)
 
 // limit is how long the request may take in which f happens.
 func limit(ctx context.Context, f fault) (context.Context, context.CancelFunc) {

@@ -23,6 +23,7 @@ type parts struct{ dir string }
 const script = `#!/bin/sh
 here=%[1]q name=%[2]q real=%[3]q
 echo $name %[4]s >> $here/called
+case " $* " in *" --help "*) exec "$real" "$@";; esac # a daemon asks once what runc can do
 if [ -e $here/fault ]; then
   read -r who verb mode times < $here/fault
   for word in %[4]s; do

@@ -15,13 +15,14 @@ import (
 
 	"berth/critest/images"
 	"berth/critest/node"
+	"berth/sandbox/leakcheck"
 )
 
 // patience bounds one request, its repetitions and the daemon's restart.
-const patience = 90 * time.Second
+var patience = leakcheck.Patience(90 * time.Second)
 
 // pluginTime is the daemon's deadline for one chain of plugins.
-const pluginTime = 10 * time.Second
+var pluginTime = leakcheck.Patience(10 * time.Second)
 
 // world is the node on which the pods live, with all that can go wrong on it.
 type world struct {
