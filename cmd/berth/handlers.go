@@ -32,6 +32,7 @@ func (d *assembled) handlers(ctx context.Context, cfg config.Config, log *logrus
 	if err != nil {
 		return err
 	}
+	d.onset.at("make the rootfs of pause containers")
 	pause, err := pauseRootfs(cfg, binary)
 	if err != nil {
 		return err
@@ -43,6 +44,7 @@ func (d *assembled) handlers(ctx context.Context, cfg config.Config, log *logrus
 		return pauseRootfs(cfg, binary) // somebody has removed it
 	}
 	made := make(chan struct{})
+	d.onset.at("find or start the monitor")
 	client, err := monitor.Open(ctx, monitor.Options{
 		Socket: filepath.Join(cfg.State, "monitor.sock"), Binary: binary,
 		OnExit: func(e monitor.Exit) {
@@ -60,7 +62,9 @@ func (d *assembled) handlers(ctx context.Context, cfg config.Config, log *logrus
 	}
 	d.closers = append(d.closers, func() { logError(log, client.Close()) })
 	d.renewMonitor = func() { renewMonitor(ctx, client, binary, log) }
+	d.onset.at("renew the monitor")
 	d.renewMonitor()
+	d.onset.at("find the OCI runtimes")
 	parts.MonitorPID, parts.MonitorMissing, parts.LogStalled = client.MonitorPID, client.Missing, client.Stalled
 	defer close(made)
 	if err := openHandlers(cfg, client, parts); err != nil {

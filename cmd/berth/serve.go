@@ -66,7 +66,10 @@ func serve(file string, cfg config.Config, hangups <-chan os.Signal) error {
 	if err := quietKlog(log); err != nil {
 		return err
 	}
-	manager, shelved := takeSystemd()
+	log.WithFields(logrus.Fields{"version": version, "pid": os.Getpid(), "root": cfg.Root, "state": cfg.State}).Info("berth starts")
+	d := &assembled{onset: beginOnset(log, "take the locks of root and state")}
+	defer d.onset.over()
+	d.systemd, d.shelved = takeSystemd()
 
 	monitor.DefaultThreadSignals()
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
@@ -77,11 +80,10 @@ func serve(file string, cfg config.Config, hangups <-chan os.Signal) error {
 	}
 	defer unlock()
 
-	d, err := assemble(ctx, cfg, log, manager, shelved)
-	if err != nil {
+	defer d.close()
+	if err := d.assemble(ctx, cfg, log); err != nil {
 		return err
 	}
-	defer d.close()
 	go (&reloader{file: file, running: cfg, daemon: d, log: log}).follow(ctx, hangups)
 	return d.run(ctx, cfg, log)
 }
@@ -95,6 +97,7 @@ func setLevel(name string) {
 
 // parts of a daemon that must be closed, last first.
 type assembled struct {
+	onset        *onset
 	service      *runtime.Service
 	images       *image.Store
 	outside      *outside.Looker
@@ -111,40 +114,36 @@ func (d *assembled) close() {
 	}
 }
 
-// assemble opens every leaf and puts the service over them. shelved is what an
-// earlier daemon left with the manager.
-func assemble(ctx context.Context, cfg config.Config, log *logrus.Entry, manager systemd, shelved []monitor.Shelved) (*assembled, error) {
-	d := &assembled{systemd: manager, shelved: shelved}
-	ok := false
-	defer func() {
-		if !ok {
-			d.close()
-		}
-	}()
+// assemble opens every leaf and puts the service over them.
+func (d *assembled) assemble(ctx context.Context, cfg config.Config, log *logrus.Entry) error {
 	parts := runtime.Parts{Config: cfg, Version: version, Log: log}
 	err := d.lookOutside(cfg, &parts)
 	if err != nil {
-		return nil, err
+		return err
 	}
+	d.onset.at("read records")
 	if parts.Records, err = sandbox.Open(cfg.Root, func(p sandbox.Problem) {
 		parts.Problems = append(parts.Problems, p)
 		tellProblem(log, p)
 	}); err != nil {
-		return nil, err
+		return err
 	}
+	d.onset.at("open the image store")
 	if parts.Images, err = openImages(ctx, cfg, parts.Records, log); err != nil {
-		return nil, err
+		return err
 	}
 	d.images = parts.Images
 	d.closers = append(d.closers, func() { logError(log, parts.Images.Close()) })
+	d.onset.at("read network configurations")
 	if err := d.networks(cfg, log, &parts); err != nil {
-		return nil, err
+		return err
 	}
+	d.onset.at("look at the host's abilities")
 	if parts.Host, err = resolve.HostFacts(); err != nil {
-		return nil, err
+		return err
 	}
 	if parts.Config.Runtime.CgroupDriver, err = cgroupDriver(cfg.Runtime.CgroupDriver); err != nil {
-		return nil, fmt.Errorf("key \"runtime.cgroup_driver\": %w", err)
+		return fmt.Errorf("key \"runtime.cgroup_driver\": %w", err)
 	}
 	if parts.Host.AppArmorEnabled {
 		parts.AppArmor = apparmor.New()
@@ -160,18 +159,15 @@ func assemble(ctx context.Context, cfg config.Config, log *logrus.Entry, manager
 		if errors.Is(err, selinux.ErrOff) {
 			log.Warn("runtime.selinux is on, but this node has no SELinux: pods run without it")
 		} else if err != nil {
-			return nil, err
+			return err
 		}
 	}
+	d.onset.at("listen for streams")
 	if parts.Streams, d.certificate, err = listenStreams(cfg.Streaming); err != nil {
-		return nil, err
+		return err
 	}
 	d.closers = append(d.closers, parts.Streams.Close)
-	if err := d.handlers(ctx, cfg, log, &parts); err != nil {
-		return nil, err
-	}
-	ok = true
-	return d, nil
+	return d.handlers(ctx, cfg, log, &parts)
 }
 
 // tellProblem logs that a record goes to quarantine before it does: the start may
@@ -221,10 +217,12 @@ func logError(log *logrus.Entry, err error) {
 
 // run restores what an earlier daemon left and serves until ctx ends.
 func (d *assembled) run(ctx context.Context, cfg config.Config, log *logrus.Entry) error {
+	d.onset.at("listen at the CRI socket")
 	l, err := runtime.Listen(cfg.Socket, log)
 	if err != nil {
 		return err
 	}
+	d.onset.over()
 	g := d.service.Server()
 	defer g.Stop()
 	d.service.Starting() // until lists are true; but whoever asks why it takes long is told

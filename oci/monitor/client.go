@@ -283,8 +283,12 @@ func (c *Client) trouble(err error) {
 
 // connect reaches a monitor, learns its containers, gives it those that it does
 // not know, and makes it the present one. One of a release too far away to talk
-// with is first renewed. The caller holds connecting.
+// with is first renewed. What takes long is told. The caller holds connecting.
 func (c *Client) connect(ctx context.Context) error {
+	slow := time.AfterFunc(slowStart, func() {
+		c.trouble(fmt.Errorf("no monitor takes requests for %s, which wait for %s", slowStart, c.Missing()))
+	})
+	defer slow.Stop()
 	before := c.IDs()
 	c.mu.Lock()
 	old := c.pid

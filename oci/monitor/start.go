@@ -55,13 +55,9 @@ func (c *Client) Missing() string {
 
 // dialOrStart connects to the monitor, starting one when none listens. Two that are
 // started at once settle it by Lock. One whose socket was removed, or replaced, is
-// asked to listen again. What takes long is told.
+// asked to listen again.
 func (c *Client) dialOrStart(ctx context.Context) (*Conn, error) {
 	o := c.o
-	slow := time.AfterFunc(slowStart, func() {
-		c.trouble(fmt.Errorf("no monitor takes requests for %s, which wait for %s", slowStart, c.Missing()))
-	})
-	defer slow.Stop()
 	if len(o.Socket) > 100 {
 		return nil, fmt.Errorf("socket path %s is longer than 100 bytes: %w", o.Socket, ErrUnavailable)
 	}

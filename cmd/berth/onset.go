@@ -1,0 +1,87 @@
+package main
+
+import (
+	"os"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/sirupsen/logrus"
+
+	"berth/oci/monitor"
+)
+
+// onset is a daemon's start until its socket listens. Nobody can ask it anything yet, so
+// the log tells of a step that takes long.
+type onset struct {
+	log  *logrus.Entry
+	over func() // the socket listens, or the start has failed; idempotent
+
+	mu    sync.Mutex
+	step  string    // guarded by mu
+	since time.Time // guarded by mu
+}
+
+// onsetTold is after what time a step is told, once each; from the last one on it is told
+// as often as that again.
+var onsetTold = []time.Duration{2 * time.Second, 10 * time.Second, 30 * time.Second, time.Minute}
+
+func beginOnset(log *logrus.Entry, step string) *onset {
+	ended := make(chan struct{})
+	o := &onset{log: log, over: sync.OnceFunc(func() { close(ended) }), step: step, since: time.Now()}
+	go o.watch(ended)
+	return o
+}
+
+// at begins the next step.
+func (o *onset) at(step string) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.step, o.since = step, time.Now()
+}
+
+func (o *onset) watch(ended <-chan struct{}) {
+	last := onsetTold[len(onsetTold)-1]
+	var of time.Time // since when the step is there that was told
+	told := 0
+	for tick := time.NewTicker(200 * time.Millisecond); ; {
+		select {
+		case <-ended:
+			tick.Stop()
+			return
+		case <-tick.C:
+		}
+		o.mu.Lock()
+		step, since := o.step, o.since
+		o.mu.Unlock()
+		if !since.Equal(of) {
+			of, told = since, 0
+		}
+		next := last * time.Duration(told-len(onsetTold)+2)
+		if told < len(onsetTold) {
+			next = onsetTold[told]
+		}
+		if took := time.Since(since); took >= next {
+			told++
+			log := o.log.WithFields(logrus.Fields{"step": step, "for": took.Round(time.Second)})
+			if stuck := waits(); stuck != "" {
+				log = log.WithField("waits", stuck)
+			}
+			log.Warn("the start takes long; nobody can connect yet")
+		}
+	}
+}
+
+// maxWaits bounds what is told of the daemon's threads.
+const maxWaits = 8
+
+// waits says where threads of this process are that the kernel does not let go.
+func waits() string {
+	var list []string
+	for _, tid := range monitor.Threads(os.Getpid()) {
+		if at, ok := monitor.Look(tid); ok && at.State == "D" {
+			list = append(list, "a thread in state D at "+at.Channel)
+		}
+	}
+	return strings.Join(list[:min(len(list), maxWaits)], "; ")
+}
