@@ -21,7 +21,6 @@ import (
 	"go.podman.io/image/v5/docker/archive"
 	"go.podman.io/image/v5/oci/layout"
 
-	"berth/image/policy"
 	"berth/sandbox/regular"
 )
 
@@ -153,13 +152,13 @@ func members(file string, f func(h *tar.Header, body io.Reader) (stop bool, err 
 }
 
 // archiveJob is what all images of an archive have in common.
-func (s *Store) archiveJob(transport string, r ImportRequest) (job, error) {
+func (s *Store) archiveJob(ctx context.Context, transport string, r ImportRequest) (job, error) {
 	j := job{pin: r.Pin}
 	path, err := s.policies().Path("")
 	if err != nil {
 		return j, err
 	}
-	if j.policy, err = policy.Read(path); err != nil {
+	if j.policy, err = s.policies().Read(ctx, path); err != nil {
 		return j, err
 	}
 	j.origin = transport + ":" + r.from.Real
@@ -169,7 +168,7 @@ func (s *Store) archiveJob(transport string, r ImportRequest) (job, error) {
 
 // importDocker leaves reading the old form of archives to the library.
 func (s *Store) importDocker(ctx context.Context, r ImportRequest, found contents) ([]string, error) {
-	common, err := s.archiveJob(viaDocker, r)
+	common, err := s.archiveJob(ctx, viaDocker, r)
 	if err != nil {
 		return nil, err
 	}
@@ -248,7 +247,7 @@ func (s *Store) importLayout(ctx context.Context, r ImportRequest) ([]string, er
 		return nil, err
 	}
 	defer root.Close()
-	j, err := s.archiveJob(viaOCI, r)
+	j, err := s.archiveJob(ctx, viaOCI, r)
 	if err != nil {
 		return nil, err
 	}

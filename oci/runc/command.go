@@ -11,6 +11,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync"
 	"syscall"
 	"time"
 
@@ -257,9 +258,29 @@ func (r *Runtime) readFeatures() (*features.Features, error) {
 }
 
 // probeSubCgroups asks the binary's help for exec --cgroup.
-func (r *Runtime) probeSubCgroups() bool {
+func (r *Runtime) probeSubCgroups() (bool, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()
 	out, err := r.run(ctx, nil, "exec", "--help")
-	return err == nil && bytes.Contains(out, []byte("--cgroup"))
+	return bytes.Contains(out, []byte("--cgroup")), err
+}
+
+// lasting asks a binary once what it can do. A binary that was killed, was late, or
+// could not be run, has not answered: it is asked again.
+func lasting[T any](ask func() (T, error)) func() (T, error) {
+	var mu sync.Mutex
+	var known bool
+	var answer T
+	var refusal error
+	return func() (T, error) {
+		mu.Lock()
+		defer mu.Unlock()
+		if known {
+			return answer, refusal
+		}
+		var e *oci.ExecError
+		answer, refusal = ask()
+		known = refusal == nil || errors.As(refusal, &e) && e.ExitCode > 0
+		return answer, refusal
+	}
 }

@@ -1,6 +1,7 @@
 package runc
 
 import (
+	"context"
 	"errors"
 	"io"
 	"os/exec"
@@ -97,6 +98,32 @@ func TestIDsAreChecked(t *testing.T) {
 }
 
 // A command that a signal ended has said nothing: the error tells the signal.
+// What a binary says of itself lasts, also that it knows no such command. That it was
+// killed says nothing.
+func TestAnswersOfABinaryLast(t *testing.T) {
+	refused, killed := &oci.ExecError{ExitCode: 1}, &oci.ExecError{ExitCode: -1}
+	for name, c := range map[string]struct {
+		says []error
+		asks int
+	}{
+		"an answer":             {[]error{nil}, 1},
+		"no such command":       {[]error{refused}, 1},
+		"killed, then answered": {[]error{killed, nil}, 2},
+		"late, then refused":    {[]error{context.DeadlineExceeded, killed, refused}, 3},
+	} {
+		asks := 0
+		get := lasting(func() (int, error) { asks++; return asks, c.says[asks-1] })
+		for range 5 {
+			if n, err := get(); n != asks || err != c.says[asks-1] {
+				t.Errorf("%s: %d, %v, want %d, %v", name, n, err, asks, c.says[asks-1])
+			}
+		}
+		if asks != c.asks {
+			t.Errorf("%s: asked %d times, want %d", name, asks, c.asks)
+		}
+	}
+}
+
 func TestCauseOfAKilledCommand(t *testing.T) {
 	for script, want := range map[string]string{"kill -9 $$": "signal: killed", "exit 3": ""} {
 		var exit *exec.ExitError

@@ -74,8 +74,9 @@ func New(o Options) (*Runtime, error) {
 	if r.await == nil {
 		r.await = func(context.Context, string, int) func() { return func() {} }
 	}
-	r.features = sync.OnceValues(r.readFeatures)
-	r.subCgroups = sync.OnceValue(r.probeSubCgroups)
+	r.features = lasting(r.readFeatures)
+	probe := lasting(r.probeSubCgroups)
+	r.subCgroups = func() bool { has, err := probe(); return has && err == nil }
 	return r, nil
 }
 
