@@ -49,8 +49,10 @@ func (s *Store) Export(ctx context.Context, ref, file string) (*Exported, error)
 	}
 	defer s.Release(holder)
 	e := &export{store: s, ctx: ctx, names: r.RepoTags}
-	if n, err := parseName(ref); err == nil && s.view.Load().byName[n.String()] == r && n.tag() != "" {
-		e.names = []string{n.tag()}
+	if n, err := parseName(ref); err == nil && n.tag() != "" {
+		if named := s.view.Load().byName[n.String()]; named != nil && named.ID == r.ID { // its record may be another by now
+			e.names = []string{n.tag()}
+		}
 	}
 	bytes, err := e.write(r.ID, file)
 	if err != nil {
