@@ -280,6 +280,12 @@ func follows(path string, next int) (int, error) {
 	return next, nil
 }
 
+// done tells whether a request is refused since it was done already, by a daemon
+// whose answer nobody has read.
+func done(err error) bool {
+	return status.Code(err) == codes.AlreadyExists || strings.Contains(err.Error(), "is not empty")
+}
+
 // transient tells whether the kubelet would send a request again after err.
 func transient(err error) bool {
 	switch status.Code(err) {

@@ -250,7 +250,7 @@ func (w *world) halfMade(ctx context.Context, r request, failed error) error {
 func (w *world) repeat(ctx context.Context, send func(context.Context) error, r request) error {
 	for {
 		err := send(ctx)
-		if err == nil || ctx.Err() != nil || !transient(err) {
+		if err == nil || ctx.Err() != nil || !transient(err) && (r.again == nil || !done(err)) {
 			return err
 		}
 		if r.again != nil {
