@@ -39,7 +39,7 @@ func (s *Store) Admit(ctx context.Context, u Use) error {
 	if err != nil {
 		return fmt.Errorf("use image %s: %w", u.Image.ID, err)
 	}
-	p, err := s.policies().Read(ctx, file)
+	p, err := policy.Read(file)
 	if p == nil {
 		return err
 	}
@@ -62,7 +62,7 @@ func (s *Store) Admit(ctx context.Context, u Use) error {
 // policies are where the signature policies are.
 func (s *Store) policies() policy.Files {
 	o := s.options()
-	return policy.Files{Default: o.PolicyPath, Dir: o.PolicyDir, Answer: o.Answer}
+	return policy.Files{Default: o.PolicyPath, Dir: o.PolicyDir}
 }
 
 // namesOf are what the policy may be asked about: the name that was asked for,

@@ -86,7 +86,7 @@ func (c *Credentials) caller() (*registries.Caller, error) {
 // pull, so a changed file counts at once.
 func (o Options) registries() registries.Config {
 	return registries.Config{
-		RegistriesConf: o.RegistriesConf, HostsDir: o.HostsDir, CertsDir: o.CertsDir, AuthFile: o.AuthFile, Idle: o.IdleTimeout, Answer: o.Answer,
+		RegistriesConf: o.RegistriesConf, HostsDir: o.HostsDir, CertsDir: o.CertsDir, AuthFile: o.AuthFile, Idle: o.IdleTimeout,
 	}
 }
 

@@ -21,6 +21,7 @@ import (
 	"go.podman.io/image/v5/docker/archive"
 	"go.podman.io/image/v5/oci/layout"
 
+	"berth/image/policy"
 	"berth/sandbox/regular"
 )
 
@@ -152,13 +153,13 @@ func members(file string, f func(h *tar.Header, body io.Reader) (stop bool, err 
 }
 
 // archiveJob is what all images of an archive have in common.
-func (s *Store) archiveJob(ctx context.Context, transport string, r ImportRequest) (job, error) {
+func (s *Store) archiveJob(transport string, r ImportRequest) (job, error) {
 	j := job{pin: r.Pin}
 	path, err := s.policies().Path("")
 	if err != nil {
 		return j, err
 	}
-	if j.policy, err = s.policies().Read(ctx, path); err != nil {
+	if j.policy, err = policy.Read(path); err != nil {
 		return j, err
 	}
 	j.origin = transport + ":" + r.from.Real
@@ -168,7 +169,7 @@ func (s *Store) archiveJob(ctx context.Context, transport string, r ImportReques
 
 // importDocker leaves reading the old form of archives to the library.
 func (s *Store) importDocker(ctx context.Context, r ImportRequest, found contents) ([]string, error) {
-	common, err := s.archiveJob(ctx, viaDocker, r)
+	common, err := s.archiveJob(viaDocker, r)
 	if err != nil {
 		return nil, err
 	}
@@ -247,7 +248,7 @@ func (s *Store) importLayout(ctx context.Context, r ImportRequest) ([]string, er
 		return nil, err
 	}
 	defer root.Close()
-	j, err := s.archiveJob(ctx, viaOCI, r)
+	j, err := s.archiveJob(viaOCI, r)
 	if err != nil {
 		return nil, err
 	}

@@ -104,7 +104,7 @@ func (s *Store) pull(ctx context.Context, j job, c *Credentials, policyFile stri
 		}
 		return &remote{Source: from, ref: ref}, nil
 	}
-	if j.policy, err = within(ctx, func() (*policy.Policy, error) { return s.policies().Read(ctx, policyFile) }); err != nil {
+	if j.policy, err = within(ctx, func() (*policy.Policy, error) { return policy.Read(policyFile) }); err != nil {
 		return "", err
 	}
 	if tag := n.tag(); tag != "" {

@@ -43,10 +43,6 @@ type Options struct {
 	PartialAge             time.Duration // and for how long; 24 h
 	KeepLayerBlobs         bool          // keep layers as they were fetched, too
 	Pinned                 []string      // images to report as pinned; see CheckPin
-	// Answer tells whether files answer that others name and that are about to be read,
-	// or run: whoever runs one that does not stops all goroutines with it. Its error has
-	// the path. nil: nobody asks.
-	Answer func(ctx context.Context, paths ...string) error
 }
 
 // Store is the node's images. All methods may be called at the same time.

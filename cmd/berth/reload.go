@@ -34,7 +34,7 @@ func (r *reloader) follow(ctx context.Context, hangups <-chan os.Signal) {
 func (r *reloader) reload() {
 	next, changes, err := r.read()
 	if err == nil {
-		err = r.daemon.images.Reconfigure(imageOptions(next, r.daemon.outside))
+		err = r.daemon.images.Reconfigure(imageOptions(next))
 	}
 	if err != nil {
 		r.log.WithError(err).Error("the configuration is not reloaded, nothing of it: what was in force stays")

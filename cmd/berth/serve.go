@@ -129,7 +129,7 @@ func (d *assembled) assemble(ctx context.Context, cfg config.Config, log *logrus
 		return err
 	}
 	d.onset.at("open the image store")
-	if parts.Images, err = d.openImages(ctx, cfg, parts.Records, log); err != nil {
+	if parts.Images, err = openImages(ctx, cfg, parts.Records, log); err != nil {
 		return err
 	}
 	d.images = parts.Images
@@ -179,8 +179,8 @@ func tellProblem(log *logrus.Entry, p sandbox.Problem) {
 }
 
 // openImages tells of image records that were broken.
-func (d *assembled) openImages(ctx context.Context, cfg config.Config, records *sandbox.Store, log *logrus.Entry) (*image.Store, error) {
-	o := imageOptions(cfg, d.outside)
+func openImages(ctx context.Context, cfg config.Config, records *sandbox.Store, log *logrus.Entry) (*image.Store, error) {
+	o := imageOptions(cfg)
 	for _, c := range records.Containers.Select(func(c *sandbox.Container) bool { return c.FinishedAt == 0 }) {
 		o.Held = append(o.Held, c.ImageID)
 		o.Held = append(o.Held, slices.Collect(maps.Values(c.VolumeImages))...)
@@ -192,7 +192,7 @@ func (d *assembled) openImages(ctx context.Context, cfg config.Config, records *
 	return images, err
 }
 
-func imageOptions(cfg config.Config, looker *outside.Looker) image.Options {
+func imageOptions(cfg config.Config) image.Options {
 	partial := cfg.Image.PartialBytes
 	if partial == 0 {
 		partial = -1 // to the store, 0 is its default
@@ -206,7 +206,6 @@ func imageOptions(cfg config.Config, looker *outside.Looker) image.Options {
 		PartialBytes: partial, PartialAge: time.Duration(cfg.Image.PartialAge),
 		ConnectionsPerLayer:  cfg.Image.ConnectionsPerLayer,
 		MaxConcurrentUnpacks: cfg.Image.MaxConcurrentUnpacks,
-		Answer:               looker.Answer,
 	}
 }
 

@@ -2,7 +2,6 @@ package policy
 
 import (
 	"cmp"
-	"context"
 	"crypto/sha256"
 	"encoding/json"
 	"errors"
@@ -28,9 +27,6 @@ var ErrRefused = errors.New("not admitted by the signature policy")
 type Files struct {
 	Default string // for all that no other is for; none admits every image
 	Dir     string // of NAMESPACE.json; none: every namespace has the default
-	// Answer tells whether files answer that a policy names and that are read now; its
-	// error has the path. nil: nobody asks.
-	Answer func(ctx context.Context, paths ...string) error
 }
 
 // Set says whether there is anything to ask.
@@ -79,13 +75,9 @@ type Policy struct {
 	rules *signature.Policy
 }
 
-// Read is Files.Read where nobody asks whether files answer.
-func Read(file string) (*Policy, error) { return Files{}.Read(context.Background(), file) }
-
 // Read reads and checks a policy file. "" gives nil. ErrRefused, with the
-// file's name, when it is not there or not right, or a file that it names does not
-// answer.
-func (f Files) Read(ctx context.Context, file string) (*Policy, error) {
+// file's name, when it is not there or not right.
+func Read(file string) (*Policy, error) {
 	if file == "" {
 		return nil, nil
 	}
@@ -103,11 +95,6 @@ func (f Files) Read(ctx context.Context, file string) (*Policy, error) {
 		return nil, fmt.Errorf("%w: policy %s: %w", ErrRefused, file, err)
 	}
 	p.files = pathsIn(fields, nil)
-	if f.Answer != nil {
-		if err := f.Answer(ctx, p.files...); err != nil {
-			return nil, fmt.Errorf("%w: policy %s: %w", ErrRefused, file, err)
-		}
-	}
 	p.sum = sumOf(data, p.files)
 	return p, nil
 }

@@ -1,7 +1,6 @@
 package policy
 
 import (
-	"context"
 	"errors"
 	"os"
 	"path/filepath"
@@ -114,15 +113,6 @@ func TestAVerdictLastsAsLongAsItsFiles(t *testing.T) {
 		if known(k) {
 			t.Errorf("known after a change of %s", name)
 		}
-	}
-	var asked []string
-	silent := errors.New("it is silent")
-	far := Files{Answer: func(_ context.Context, paths ...string) error {
-		asked = append(asked, paths...)
-		return silent
-	}}
-	if _, err := far.Read(t.Context(), file); !errors.Is(err, ErrRefused) || !errors.Is(err, silent) || !strings.Contains(err.Error(), file) || len(asked) != 6 {
-		t.Errorf("files that do not answer: %v, asked for %q", err, asked)
 	}
 	if err := os.Remove(at("ca")); err != nil {
 		t.Fatal(err)

@@ -197,11 +197,6 @@ func (c Config) runHelper(ctx context.Context, helper, server string) (Login, er
 	ctx, cancel := context.WithTimeoutCause(ctx, helperTime, fmt.Errorf("no answer for %v", helperTime))
 	defer cancel()
 	cmd := exec.CommandContext(ctx, program, "get")
-	if cmd.Err == nil && c.Answer != nil { // it is there
-		if err := c.Answer(ctx, cmd.Path); err != nil {
-			return Login{}, fmt.Errorf("%w: run %s get for %s: %w", ErrConfig, program, server, err)
-		}
-	}
 	cmd.Stdin = strings.NewReader(server)
 	cmd.WaitDelay = time.Second
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // what it starts ends with it

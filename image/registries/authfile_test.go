@@ -120,25 +120,6 @@ func TestCredentialHelpers(t *testing.T) {
 	}
 }
 
-// One whose program does not answer is not run.
-func TestAHelperThatDoesNotAnswer(t *testing.T) {
-	ran := filepath.Join(t.TempDir(), "ran")
-	script(t, "far", "touch "+ran)
-	c, silent := config(t, ""), errors.New("it is silent")
-	c.Answer = func(_ context.Context, paths ...string) error {
-		if len(paths) != 1 || filepath.Base(paths[0]) != "docker-credential-far" {
-			t.Errorf("asked for %q", paths)
-		}
-		return silent
-	}
-	if _, err := c.runHelper(t.Context(), "far", "r.test"); !errors.Is(err, silent) || !errors.Is(err, ErrConfig) {
-		t.Errorf("run: %v", err)
-	}
-	if _, err := os.Stat(ran); err == nil {
-		t.Error("it ran")
-	}
-}
-
 // A helper that hangs ends with the pull.
 func TestAHelperThatHangs(t *testing.T) {
 	script(t, "slow", "exec sleep 1000")

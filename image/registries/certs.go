@@ -1,7 +1,6 @@
 package registries
 
 import (
-	"context"
 	"crypto/tls"
 	"crypto/x509"
 	"errors"
@@ -9,7 +8,6 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 
 	"berth/sandbox/regular"
@@ -25,23 +23,9 @@ type tlsFiles struct {
 // defaultCertsDirs are looked through in order; the first that has the host counts.
 var defaultCertsDirs = []string{"/etc/containers/certs.d", "/etc/docker/certs.d"}
 
-// names are the files themselves.
-func (f *tlsFiles) names() []string {
-	list := slices.Clone(f.authorities)
-	for _, pair := range f.pairs {
-		list = append(list, pair[:]...)
-	}
-	return list
-}
-
 // loadTLS adds to conf the authorities and client certificates for a place.
-func (c Config) loadTLS(ctx context.Context, p place, conf *tls.Config) error {
+func (c Config) loadTLS(p place, conf *tls.Config) error {
 	files := p.tls
-	if c.Answer != nil { // those of directories were asked about with them
-		if err := c.Answer(ctx, files.names()...); err != nil {
-			return fmt.Errorf("read certificates: %w", err)
-		}
-	}
 	dirs, err := c.certsDirs(p.host)
 	if err != nil {
 		return fmt.Errorf("read certificates: %w", err)

@@ -1,7 +1,6 @@
 package registries
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -24,9 +23,6 @@ type Config struct {
 	AuthFile       string        // containers-auth.json(5); none
 	Idle           time.Duration // an endpoint that sends nothing for so long is given up; 60 s
 	Pause          time.Duration // before an endpoint is asked once more, doubled each time; 250 ms
-	// Answer tells whether files answer that are about to be read or run; see
-	// image.Options. nil: nobody asks.
-	Answer func(ctx context.Context, paths ...string) error
 }
 
 // agent is what this client calls itself.

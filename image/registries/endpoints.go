@@ -86,7 +86,7 @@ func (s *Source) connect(ctx context.Context, p place) (*endpoint, error) {
 		e.address = dockerHub
 	}
 	conf := &tls.Config{InsecureSkipVerify: p.insecure, MinVersion: tls.VersionTLS12}
-	if err := s.config.loadTLS(ctx, p, conf); err != nil {
+	if err := s.config.loadTLS(p, conf); err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrConfig, err)
 	}
 	for _, values := range p.header {

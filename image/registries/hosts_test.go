@@ -1,7 +1,6 @@
 package registries
 
 import (
-	"context"
 	"crypto/tls"
 	"errors"
 	"fmt"
@@ -120,20 +119,6 @@ func TestTLSOfHosts(t *testing.T) {
 		if (CheckHosts(c.HostsDir) != nil) != (want == -2) {
 			t.Errorf("%q: the check says %v", settings, CheckHosts(c.HostsDir))
 		}
-	}
-}
-
-// Files that hosts.toml names, wherever they are, are asked about before they are read.
-func TestFilesOfHostsThatDoNotAnswer(t *testing.T) {
-	c := withHosts(t, "ca = '/far/ca'\nclient = [['/far/node', '/far/key']]\n")
-	var asked []string
-	silent := errors.New("it is silent")
-	c.Answer = func(_ context.Context, paths ...string) error {
-		asked = append(asked, paths...)
-		return silent
-	}
-	if err := fetched(t, c, "h.test/x:1", nil); !errors.Is(err, ErrConfig) || !strings.Contains(err.Error(), silent.Error()) || strings.Join(asked, " ") != "/far/ca /far/node /far/key" {
-		t.Errorf("%v, asked for %q", err, asked)
 	}
 }
 
