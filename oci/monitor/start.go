@@ -4,10 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"syscall"
 	"time"
 
@@ -157,6 +159,7 @@ func (c *Client) start(ctx context.Context) error {
 		return fmt.Errorf("open the monitor's log: %w", err)
 	}
 	defer log.Close()
+	before, _ := log.Seek(0, io.SeekEnd)
 	cmd := exec.Command(o.Binary, "--socket", o.Socket, "--ready-fd", "3")
 	cmd.Dir = "/"
 	cmd.Stderr, cmd.ExtraFiles = log, []*os.File{theirs}
@@ -182,7 +185,19 @@ func (c *Client) start(ctx context.Context) error {
 	if errors.As(err, &exit) && exit.ExitCode() == ExitSecond {
 		return errSecond
 	}
-	return fmt.Errorf("the monitor ended at once: %v (see monitor.log beside its socket)", err)
+	return fmt.Errorf("the monitor ended at once: %v (%s: %s)", err, log.Name(), lastWords(log.Name(), before))
+}
+
+// lastWords is the last line of what was written to a log since it had a size.
+func lastWords(log string, size int64) string {
+	f, err := os.OpenFile(log, os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
+	if err != nil {
+		return err.Error()
+	}
+	defer f.Close()
+	said, _ := io.ReadAll(io.NewSectionReader(f, size, 4096))
+	lines := strings.Split(strings.TrimSpace(string(said)), "\n")
+	return lines[len(lines)-1]
 }
 
 // ConsoleSocket is a new path for the pty of a container that is being created.

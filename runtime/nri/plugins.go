@@ -125,6 +125,9 @@ func (p *Plugins) Start() error {
 		_ = c.Close()
 		return fmt.Errorf("%w: %s", ErrSocketInUse, p.Socket)
 	}
+	if err := os.Remove(p.Socket); err != nil && !errors.Is(err, os.ErrNotExist) { // of an earlier daemon; the library does not say why it cannot
+		return fmt.Errorf("start NRI: %w", err)
+	}
 	p.starting.Lock()
 	defer p.starting.Unlock()
 	if err := p.adaptation.Start(); err != nil {
