@@ -14,6 +14,21 @@ func CheckPolicy(path string) error {
 // the policies in it.
 func CheckPolicies(dir string) error { return policy.CheckDir(dir) }
 
+// NamedByPolicies are the key and certificate files that the policy files name, by
+// policy file; "" is no file, or no directory of them.
+func NamedByPolicies(file, dir string) map[string][]string {
+	return policy.Files{Default: file, Dir: dir}.Named()
+}
+
+// NamedByHosts are the certificate and key files that the hosts.toml files of a
+// directory name, by that file; "" is none.
+func NamedByHosts(dir string) map[string][]string {
+	if dir == "" {
+		return nil
+	}
+	return registries.NamedByHosts(dir)
+}
+
 // CheckSources reads a directory as Options.RegistriesDir and tells what is wrong
 // with it.
 func CheckSources(dir string) error {

@@ -92,6 +92,8 @@ func classify(err error) error {
 		return context.Canceled
 	case errors.Is(err, syscall.ENOSPC), errors.Is(err, syscall.EDQUOT):
 		return ErrNoSpace
+	case errors.Is(err, registries.ErrHangs):
+		return context.DeadlineExceeded
 	case errors.Is(err, layer.ErrInvalid), errors.Is(err, fetch.ErrSize):
 		return ErrInvalidImage
 	case errors.Is(err, fetch.ErrIdle), errors.Is(err, fetch.ErrSlow):

@@ -21,6 +21,8 @@ type PullRequest struct {
 	Reference   string
 	Credentials *Credentials // nil: those of the auth file, or none
 	Namespace   string       // of the pod that wants it, for its signature policy; none: the default one
+	// Answer tells whether files answer that are about to be run, in time; nil: all do.
+	Answer func(ctx context.Context, paths ...string) error
 }
 
 // Pull fetches an image and returns its id. It blocks until the image is there.
@@ -75,7 +77,7 @@ func (s *Store) pullName(ctx context.Context, n name, r PullRequest) (string, er
 	key := n.String() + "\x00" + r.Credentials.key() + "\x00" + file
 	return s.flights.join(ctx, s.life, key, func(ctx context.Context) (string, error) {
 		t := s.board.begin(opPull, n.String())
-		id, err := s.pull(ctx, job{repository: n, track: t}, r.Credentials, file)
+		id, err := s.pull(ctx, job{repository: n, track: t, answer: r.Answer}, r.Credentials, file)
 		if err != nil {
 			id, err = "", s.describe("pull image", n.String(), err, r.Credentials.secrets())
 		}
@@ -97,7 +99,9 @@ func (s *Store) pull(ctx context.Context, j job, c *Credentials, policyFile stri
 	j.ref, j.sys = ref, s.system()
 	j.open = func(ctx context.Context) (types.ImageSource, error) {
 		from, err := within(ctx, func() (*registries.Source, error) {
-			return registries.Open(ctx, s.options().registries(), n.named, caller)
+			from := s.options().registries()
+			from.Answer = j.answer
+			return registries.Open(ctx, from, n.named, caller)
 		})
 		if err != nil {
 			return nil, err
@@ -157,9 +161,10 @@ type job struct {
 	parallel   bool                                             // the source may be read by several at once, whatever it says
 	again      bool                                             // brings layers of an image that is here, and nothing else
 	track      *tracker
-	policy     *policy.Policy // who decides; nil admits
-	origin     string         // of what an archive brings, see originOf; else empty
-	pin        bool           // the image
+	answer     func(ctx context.Context, paths ...string) error // as PullRequest.Answer
+	policy     *policy.Policy                                   // who decides; nil admits
+	origin     string                                           // of what an archive brings, see originOf; else empty
+	pin        bool                                             // the image
 }
 
 // fetch runs a job. On a full disk it returns when what it had got is deleted;

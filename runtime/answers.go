@@ -5,10 +5,15 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"syscall"
 
+	rspec "github.com/opencontainers/runtime-spec/specs-go"
+
+	"berth/image"
 	"berth/runtime/operation"
 	"berth/sandbox/outside"
 )
@@ -33,10 +38,24 @@ func (s *Service) answer(ctx context.Context, list ...keyedPaths) error {
 	return nil
 }
 
-// answerPolicy asks for the signature policies.
+// answerNamed asks for what files of the configuration name that have answered.
+func (s *Service) answerNamed(ctx context.Context, named map[string][]string) error {
+	for _, file := range slices.Sorted(maps.Keys(named)) {
+		if err := s.Outside.Answer(ctx, named[file]...); err != nil {
+			return fmt.Errorf("named in %s: %w", file, err)
+		}
+	}
+	return nil
+}
+
+// answerPolicy asks for the signature policies, and for the keys that they name.
 func (s *Service) answerPolicy(ctx context.Context) error {
 	c := s.Config().Image
-	return s.answer(ctx, keyedPaths{"image.policy", []string{c.Policy}}, keyedPaths{"image.policy_dir", []string{c.PolicyDir}})
+	err := s.answer(ctx, keyedPaths{"image.policy", []string{c.Policy}}, keyedPaths{"image.policy_dir", []string{c.PolicyDir}})
+	if err != nil {
+		return err
+	}
+	return s.answerNamed(ctx, image.NamedByPolicies(c.Policy, c.PolicyDir))
 }
 
 // answerRegistries asks for all that a pull reads of the node's configuration, for
@@ -54,6 +73,9 @@ func (s *Service) answerRegistries(ctx context.Context, ref string) error {
 			keyedPaths{"image.certs_dir", []string{c.CertsDir}}, keyedPaths{"image.auth_file", []string{c.AuthFile}},
 			keyedPaths{"image.registries_dir", []string{c.RegistriesDir}})
 		if err != nil {
+			return err
+		}
+		if err := s.answerNamed(ctx, image.NamedByHosts(c.HostsDir)); err != nil {
 			return err
 		}
 		return s.answerPolicy(ctx)
@@ -109,4 +131,25 @@ func (s *Service) placed(ctx context.Context, field, path string) (dir outside.F
 		return dir, fmt.Errorf("%s %q: %w", field, path, fs.ErrExist)
 	}
 	return dir, nil
+}
+
+// injectDevices adds CDI devices by their names. What they name on the node is looked
+// at first: the library looks at devices itself, and the OCI runtime at all of it.
+func (s *Service) injectDevices(ctx context.Context, sp *rspec.Spec, names []string) error {
+	if len(names) == 0 {
+		return nil
+	}
+	if err := s.answer(ctx, keyedPaths{"runtime.cdi_dirs", s.Config().Runtime.CDIDirs}); err != nil {
+		return fmt.Errorf("CDI_devices: %w", err)
+	}
+	paths, err := s.cdi.HostPaths(names)
+	if err != nil {
+		return err
+	}
+	for _, path := range paths {
+		if _, err := s.Outside.For(ctx).Find(path); errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled) {
+			return fmt.Errorf("CDI_devices %v: hostPath in a file of runtime.cdi_dirs: %w", names, err)
+		}
+	}
+	return s.cdi.Inject(sp, names)
 }

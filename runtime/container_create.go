@@ -182,7 +182,7 @@ func (s *Service) make(ctx context.Context, op *operation.Operation, c *sandbox.
 		return err
 	}
 	op.Step("create in the OCI runtime")
-	p, err := s.createInRuntime(ctx, rt, req)
+	p, err := s.createUnlessStopped(ctx, rt, sb.ID, req)
 	if err != nil {
 		return blameLimit(err, "config.linux.resources.", c.EffectiveResources())
 	}
@@ -194,6 +194,24 @@ func (s *Service) make(ctx context.Context, op *operation.Operation, c *sandbox.
 		c.MadeAt = time.Now().UnixNano()
 	})
 	return err
+}
+
+// createUnlessStopped ends the OCI runtime's command when the pod is stopped: the
+// stop waits for it, and the container would only be removed again.
+func (s *Service) createUnlessStopped(ctx context.Context, rt oci.Runtime, pod string, req oci.CreateRequest) (oci.Process, error) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	defer context.AfterFunc(s.podLife.of(pod), func() { cancel(errPodStopped) })()
+	// Only now: a stop that marks the pod after this finds the life to end.
+	if _, err := s.readySandbox(pod); err != nil {
+		s.podLife.end(pod)
+		return oci.Process{}, err
+	}
+	p, err := s.createInRuntime(ctx, rt, req)
+	if err != nil && errors.Is(context.Cause(ctx), errPodStopped) {
+		return p, fmt.Errorf("%w: %w: %v", errPrecondition, errPodStopped, err)
+	}
+	return p, err
 }
 
 // createRequest is what the OCI runtime is told of a container beside its bundle.
@@ -213,13 +231,10 @@ func (s *Service) createRequest(ctx context.Context, sb *sandbox.Sandbox, c *san
 // injectCDI adds the CDI devices that the request names.
 func (s *Service) injectCDI(ctx context.Context, sp *rspec.Spec, config *cri.ContainerConfig) error {
 	names, err := spec.CDIDevices(config)
-	if err != nil || len(names) == 0 {
+	if err != nil {
 		return err
 	}
-	if err := s.answer(ctx, keyedPaths{"runtime.cdi_dirs", s.Config().Runtime.CDIDirs}); err != nil {
-		return fmt.Errorf("CDI_devices: %w", err)
-	}
-	return s.cdi.Inject(sp, names)
+	return s.injectDevices(ctx, sp, names)
 }
 
 // specify makes a container's specification: what the request asks for, the CDI

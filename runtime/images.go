@@ -34,7 +34,8 @@ func (i *imageService) PullImage(ctx context.Context, req *cri.PullImageRequest)
 	if _, err := i.service.handlerName(req.GetImage().GetRuntimeHandler()); err != nil {
 		return nil, fmt.Errorf("image: %w", err)
 	}
-	pull := image.PullRequest{Reference: ref, Namespace: req.GetSandboxConfig().GetMetadata().GetNamespace()}
+	pull := image.PullRequest{Reference: ref, Namespace: req.GetSandboxConfig().GetMetadata().GetNamespace(),
+		Answer: i.service.Outside.Answer}
 	if a := req.GetAuth(); a != nil {
 		pull.Credentials = &image.Credentials{
 			Username: a.GetUsername(), Password: a.GetPassword(), Auth: a.GetAuth(), ServerAddress: a.GetServerAddress(),

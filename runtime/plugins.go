@@ -32,10 +32,11 @@ func (s *Service) newPlugins() (*nri.Plugins, error) {
 	if !WantsPlugins(c) {
 		return nil, nil
 	}
+	inject := func(sp *rspec.Spec, names []string) error { return s.injectDevices(context.Background(), sp, names) }
 	return nri.New(nri.Options{
 		Node: pluginNode{s}, Version: s.Parts.Version, Socket: c.SocketPath, PluginDir: c.PluginPath, ConfigDir: c.PluginConfigPath,
 		RegistrationTimeout: time.Duration(c.RegistrationTimeout), RequestTimeout: time.Duration(c.RequestTimeout),
-		Log: s.logPlugins, InjectCDI: s.cdi.Inject,
+		Log: s.logPlugins, InjectCDI: inject,
 	})
 }
 

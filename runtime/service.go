@@ -71,9 +71,9 @@ type Parts struct {
 	// MonitorMissing says what the next monitor waits for when there has been none for
 	// long, else nothing; may be nil.
 	MonitorMissing func() string
-	// LogStalled says in words that a container's log does not answer, else nothing; may
+	// LogTrouble says in words that a container's log does not answer, else nothing; may
 	// be nil.
-	LogStalled func(id string) string
+	LogTrouble func(id string) string
 }
 
 // Service is CRI's RuntimeService.

@@ -23,7 +23,7 @@ import (
 // dialLimit bounds a connection to a port on a pod's loopback.
 const dialLimit = 10 * time.Second
 
-// errPodStopped ends what is forwarded to a pod.
+// errPodStopped ends what is forwarded to a pod, and creates in it.
 var errPodStopped = errors.New("the pod is stopped")
 
 // Exec returns a URL at which a command in a container runs with a client at
@@ -211,8 +211,9 @@ func (s *Service) dialPod(ctx context.Context, sb *sandbox.Sandbox, port uint16)
 	return c, nil
 }
 
-// podLife has a context for each pod that something is forwarded to. A socket
-// in a pod's network namespace would keep that alive.
+// podLife has a context for each pod that something is forwarded to or a container
+// was made in. A socket in a pod's network namespace would keep that alive, a create
+// that hangs would hold the stop up.
 type podLife struct {
 	mu   sync.Mutex
 	pods map[string]life // guarded by mu
@@ -235,7 +236,7 @@ func (p *podLife) of(id string) context.Context {
 	return l.ctx
 }
 
-// end ends what is forwarded to a pod. Idempotent.
+// end ends what is forwarded to a pod, and creates in it. Idempotent.
 func (p *podLife) end(id string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

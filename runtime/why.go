@@ -184,8 +184,8 @@ func (s *Service) whyContainer(c *sandbox.Container) admin.WhyObject {
 	case st == cri.ContainerState_CONTAINER_CREATED:
 		o.Reason = "StartContainer has not been called, or has not ended"
 	}
-	if s.LogStalled != nil {
-		if text := s.LogStalled(c.ID); text != "" {
+	if s.LogTrouble != nil {
+		if text := s.LogTrouble(c.ID); text != "" {
 			o.Reason = strings.TrimPrefix(o.Reason+"; "+text, "; ")
 		}
 	}

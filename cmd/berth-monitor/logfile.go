@@ -141,8 +141,19 @@ func (l *logFile) drop(out []byte, done int, size, raw int64, cause error) {
 		l.lastSaid = time.Now()
 		text := fmt.Sprintf("write %s: %v: output is dropped, about %d bytes until now", l.path, cause, l.tape.get(wordDropped))
 		log.Print(text)
-		l.tell("", text)
+		l.tell(monitor.Dropped, text)
 	}
+}
+
+// troubles are those that a new daemon does not know.
+func (l *logFile) troubles() (list []monitor.Error) {
+	if l.stalled() >= stallTold {
+		list = append(list, monitor.Error{Kind: monitor.Stalled, Text: l.stalledText()})
+	}
+	if lost := l.tape.get(wordDropped); lost > 0 {
+		list = append(list, monitor.Error{Kind: monitor.Dropped, Text: fmt.Sprintf("about %d bytes of its output are not in %s, which could not be written", lost, l.path)})
+	}
+	return list
 }
 
 // catchUp is recover for a log that was inherited, once. It waits for the filesystem,

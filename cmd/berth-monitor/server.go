@@ -291,8 +291,11 @@ func (s *server) hello(conn *monitor.Conn, sessions []uint64) (kept []uint64, er
 		if err := c.park(conn); err != nil {
 			return nil, err
 		}
-		if c.log != nil && c.log.stalled() >= stallTold {
-			if err := complain(conn, c.info.ID, monitor.Stalled, c.log.stalledText()); err != nil {
+		if c.log == nil {
+			continue
+		}
+		for _, now := range c.log.troubles() {
+			if err := complain(conn, c.info.ID, now.Kind, now.Text); err != nil {
 				return nil, err
 			}
 		}

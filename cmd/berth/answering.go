@@ -9,6 +9,7 @@ import (
 	"slices"
 	"time"
 
+	"berth/image"
 	"berth/oci/monitor"
 	"berth/runtime/config"
 	"berth/sandbox/outside"
@@ -28,7 +29,8 @@ func answering(c config.Config) config.Problems {
 	return unanswered(l, c)
 }
 
-// unanswered refuses the first of them: each takes its time.
+// unanswered refuses the first of them: each takes its time. What files name that
+// have answered is asked for then.
 func unanswered(l *outside.Looker, c config.Config) (p config.Problems) {
 	named := namedPaths(c)
 	for _, key := range slices.Sorted(maps.Keys(named)) {
@@ -36,6 +38,21 @@ func unanswered(l *outside.Looker, c config.Config) (p config.Problems) {
 		if errors.Is(err, context.DeadlineExceeded) { // of the rest, those who read them speak
 			p.Refuse(key, "%v", err)
 			return p
+		}
+	}
+	for _, in := range []struct {
+		key   string
+		named map[string][]string
+	}{
+		{"image.policy", image.NamedByPolicies(c.Image.Policy, "")},
+		{"image.policy_dir", image.NamedByPolicies("", c.Image.PolicyDir)},
+		{"image.hosts_dir", image.NamedByHosts(c.Image.HostsDir)},
+	} {
+		for _, file := range slices.Sorted(maps.Keys(in.named)) {
+			if err := l.Answer(context.Background(), in.named[file]...); errors.Is(err, context.DeadlineExceeded) {
+				p.Refuse(in.key, "named in %s: %v", file, err)
+				return p
+			}
 		}
 	}
 	return nil

@@ -65,7 +65,7 @@ func (d *assembled) handlers(ctx context.Context, cfg config.Config, log *logrus
 	d.onset.at("renew the monitor")
 	d.renewMonitor()
 	d.onset.at("find the OCI runtimes")
-	parts.MonitorPID, parts.MonitorMissing, parts.LogStalled = client.MonitorPID, client.Missing, client.Stalled
+	parts.MonitorPID, parts.MonitorMissing, parts.LogTrouble = client.MonitorPID, client.Missing, client.LogTrouble
 	defer close(made)
 	if err := openHandlers(cfg, client, parts); err != nil {
 		return err

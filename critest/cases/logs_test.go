@@ -239,6 +239,17 @@ func TestFullLogDisk(t *testing.T) {
 		tail := e.LogTail(100)
 		return strings.Contains(tail, id) && strings.Contains(tail, "no space left on device") && strings.Contains(tail, "output is dropped")
 	})
+	why := func() string { out, _ := e.berth("why", "--socket", e.Socket, id[:12]); return out }
+	e.eventually("berth why tells of the loss", func() bool {
+		return strings.Contains(why(), "output is dropped") && strings.Contains(why(), "no space left on device")
+	})
+	if err := e.Terminate(); err != nil {
+		t.Fatal(err)
+	}
+	if err := e.Launch(e.ctx); err != nil {
+		t.Fatal(err)
+	}
+	e.eventually("a new daemon tells of it too", func() bool { return strings.Contains(why(), "bytes of its output are not in "+config.LogDirectory) })
 	if out := e.exec(id, "touch /go; echo well"); out != "well\n" {
 		t.Errorf("an exec says %q", out)
 	}

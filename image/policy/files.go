@@ -89,14 +89,32 @@ func Read(file string) (*Policy, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%w: policy %s: %w", ErrRefused, file, err)
 	}
-	p := &Policy{file: file, rules: rules}
-	var fields any
-	if err := json.Unmarshal(data, &fields); err != nil {
-		return nil, fmt.Errorf("%w: policy %s: %w", ErrRefused, file, err)
-	}
-	p.files = pathsIn(fields, nil)
+	p := &Policy{file: file, rules: rules, files: namedIn(data)}
 	p.sum = sumOf(data, p.files)
 	return p, nil
+}
+
+// Named are the key and certificate files that the policies name, by policy file,
+// for those who ask whether they answer before Read reads them. What cannot be read
+// names none: Read says why.
+func (f Files) Named() map[string][]string {
+	named := map[string][]string{}
+	files := []string{f.Default}
+	for _, name := range f.Namespaces() {
+		files = append(files, filepath.Join(f.Dir, name+".json"))
+	}
+	for _, file := range files {
+		if data, err := regular.Read(file, regular.Most); file != "" && err == nil {
+			named[file] = namedIn(data)
+		}
+	}
+	return named
+}
+
+func namedIn(data []byte) []string {
+	var fields any
+	_ = json.Unmarshal(data, &fields) // the library has said what is wrong, or will
+	return pathsIn(fields, nil)
 }
 
 // sumOf covers a policy and the files it names: a verdict lasts only as long as

@@ -102,7 +102,7 @@ func (c Config) storedLogin(ctx context.Context, host, name string) (Login, erro
 		if helper == sysregistriesv2.AuthenticationFileHelper {
 			l, err = c.fileLogin(ctx, host, name)
 		} else {
-			l, err = c.runHelper(ctx, helper, host)
+			l, err = c.runHelper(ctx, "registries.conf", helper, host)
 		}
 		if err != nil || l != (Login{}) {
 			return l, err
@@ -120,7 +120,7 @@ func (c Config) fileLogin(ctx context.Context, host, name string) (Login, error)
 		return Login{}, err
 	}
 	if helper := f.CredHelpers[host]; helper != "" {
-		return c.runHelper(ctx, helper, host)
+		return c.runHelper(ctx, c.AuthFile, helper, host)
 	}
 	if key, ok := f.find(host, name); ok {
 		a := f.Auths[key]
@@ -142,7 +142,7 @@ func (c Config) fileLogin(ctx context.Context, host, name string) (Login, error)
 	if host == "docker.io" {
 		host = "https://index.docker.io/v1/" // what docker login stores it as
 	}
-	return c.runHelper(ctx, f.CredsStore, host)
+	return c.runHelper(ctx, c.AuthFile, f.CredsStore, host)
 }
 
 // find looks for the entry that says most: the repository, the folders above
@@ -191,19 +191,41 @@ func (a *helperAnswer) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// runHelper asks docker-credential-<helper>, found in PATH, for a login.
-func (c Config) runHelper(ctx context.Context, helper, server string) (Login, error) {
+// findHelper finds docker-credential-<helper> in PATH. ErrHangs.
+func (c Config) findHelper(ctx context.Context, from, program string) (string, error) {
+	path, err := regular.Program(program, func(path string) error {
+		if c.Answer == nil {
+			return nil
+		}
+		return c.Answer(ctx, path)
+	})
+	if errors.Is(err, context.DeadlineExceeded) {
+		return "", fmt.Errorf("%w: %s, named in %s: %w", ErrHangs, program, from, err)
+	}
+	return path, err
+}
+
+// runHelper asks docker-credential-<helper>, found in PATH and named in the file from,
+// for a login.
+func (c Config) runHelper(ctx context.Context, from, helper, server string) (Login, error) {
 	program := "docker-credential-" + helper
+	path, err := c.findHelper(ctx, from, program)
+	if errors.Is(err, ErrHangs) {
+		return Login{}, err
+	}
+	if err != nil {
+		return Login{}, fmt.Errorf("%w: run %s get for %s: %w", ErrConfig, program, server, err)
+	}
 	ctx, cancel := context.WithTimeoutCause(ctx, helperTime, fmt.Errorf("no answer for %v", helperTime))
 	defer cancel()
-	cmd := exec.CommandContext(ctx, program, "get")
+	cmd := exec.CommandContext(ctx, path, "get")
 	cmd.Stdin = strings.NewReader(server)
 	cmd.WaitDelay = time.Second
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // what it starts ends with it
 	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
 	var said helperAnswer
 	cmd.Stdout = &said
-	err := cmd.Run()
+	err = cmd.Run()
 	out := said.kept
 	if said.tooLong {
 		err = fmt.Errorf("the answer has more than %d bytes", maxHelperAnswer)

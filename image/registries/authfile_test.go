@@ -126,7 +126,7 @@ func TestAHelperThatHangs(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
 	defer cancel()
 	start := time.Now()
-	if _, err := config(t, "").runHelper(ctx, "slow", "r.test"); err == nil || time.Since(start) > 20*time.Second {
+	if _, err := config(t, "").runHelper(ctx, "auth.json", "slow", "r.test"); err == nil || time.Since(start) > 20*time.Second {
 		t.Errorf("%v after %v", err, time.Since(start))
 	}
 }

@@ -1,6 +1,7 @@
 package registries
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -23,6 +24,8 @@ type Config struct {
 	AuthFile       string        // containers-auth.json(5); none
 	Idle           time.Duration // an endpoint that sends nothing for so long is given up; 60 s
 	Pause          time.Duration // before an endpoint is asked once more, doubled each time; 250 ms
+	// Answer tells whether files answer that are about to be run, in time; nil: all do.
+	Answer func(ctx context.Context, paths ...string) error
 }
 
 // agent is what this client calls itself.

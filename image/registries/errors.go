@@ -24,6 +24,8 @@ var (
 	// ErrConfig: the node's configuration does not allow the request, or cannot
 	// be read.
 	ErrConfig = errors.New("registry configuration")
+	// ErrHangs: a program of the node that the pull needs does not answer.
+	ErrHangs = errors.New("credential helper")
 	// ErrIdle: an endpoint sent nothing for too long. It is ErrUnavailable too.
 	ErrIdle = fmt.Errorf("%w: no data", ErrUnavailable)
 )
@@ -69,7 +71,7 @@ func (s *Source) failed(attempts []attempt) error {
 }
 
 func kindOf(err error) error {
-	for _, kind := range []error{ErrIdle, ErrNotFound, ErrDenied, ErrInvalid, ErrConfig} {
+	for _, kind := range []error{ErrHangs, ErrIdle, ErrNotFound, ErrDenied, ErrInvalid, ErrConfig} {
 		if errors.Is(err, kind) {
 			return kind
 		}

@@ -86,6 +86,32 @@ func (c Config) hostsFor(host string) (*hostsFile, error) {
 	return nil, nil
 }
 
+// NamedByHosts are the certificate and key files that each hosts.toml of a directory
+// names, by that file, for those who ask whether they answer before a pull reads them.
+// What cannot be read names none: a pull that needs it says why.
+func NamedByHosts(dir string) map[string][]string {
+	named := map[string][]string{}
+	list, _ := os.ReadDir(dir)
+	for _, item := range list {
+		file := filepath.Join(dir, item.Name(), "hosts.toml")
+		data, err := regular.Read(file, regular.Most)
+		if err != nil {
+			continue
+		}
+		h, err := parseHosts(data, filepath.Dir(file), item.Name())
+		if err != nil {
+			continue
+		}
+		for _, s := range h.servers {
+			named[file] = append(named[file], s.tls.authorities...)
+			for _, pair := range s.tls.pairs {
+				named[file] = append(named[file], pair[:]...)
+			}
+		}
+	}
+	return named
+}
+
 // parseHosts reads a hosts.toml for one host. Relative files are dir's.
 func parseHosts(data []byte, dir, host string) (*hostsFile, error) {
 	var doc struct {

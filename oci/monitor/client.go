@@ -207,7 +207,7 @@ func (c *Client) handle(m *Message) {
 		}
 	case OpTrouble:
 		if m.Error != nil {
-			c.noteStall(m.Target, m.Error)
+			c.noteLog(m.Target, m.Error)
 			c.trouble(m.Error)
 		}
 	case OpDetached:

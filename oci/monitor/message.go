@@ -68,15 +68,16 @@ type Message struct {
 	fds []int
 }
 
-// Kinds of a trouble that has an end, about the log of the container in Target.
+// Kinds of a trouble about the log of the container in Target.
 const (
 	Stalled = "stalled" // it does not answer
 	Answers = "answers" // it does again
+	Dropped = "dropped" // it could not take output, which is lost
 )
 
 // Error is a refusal by the monitor, or a trouble.
 type Error struct {
-	Kind     string `json:"kind,omitempty"` // "exists", "notfound", "ended", "version", "slow", Stalled, Answers or empty
+	Kind     string `json:"kind,omitempty"` // "exists", "notfound", "ended", "version", "slow", Stalled, Answers, Dropped or empty
 	Text     string `json:"text"`
 	Errno    int    `json:"errno,omitempty"`    // of the system call that failed
 	ExitCode int    `json:"exitCode,omitempty"` // of the OCI runtime's create

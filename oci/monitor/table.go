@@ -21,6 +21,7 @@ type entry struct {
 	orphan    bool      // watched by this process since its monitor died
 	noStdin   bool      // stdin was closed for good; a duplicate that still comes is, too
 	stalled   string    // its log does not answer, in words
+	dropped   string    // its log could not take output, in words
 }
 
 func (e *entry) release() {
@@ -30,26 +31,39 @@ func (e *entry) release() {
 	}
 }
 
-func (c *Client) noteStall(id string, e *Error) {
+func (c *Client) noteLog(id string, e *Error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if ct, ok := c.table[id]; ok && (e.Kind == Stalled || e.Kind == Answers) {
+	ct, ok := c.table[id]
+	if !ok {
+		return
+	}
+	switch e.Kind {
+	case Stalled:
+		ct.stalled = e.Text
+	case Answers:
 		ct.stalled = ""
-		if e.Kind == Stalled {
-			ct.stalled = e.Text
-		}
+	case Dropped:
+		ct.dropped = e.Text + " (told at " + time.Now().Format(time.RFC3339) + ")"
 	}
 }
 
-// Stalled says in words that a container's log does not answer; nothing where it does,
-// or that is not known. It does not block.
-func (c *Client) Stalled(id string) string {
+// LogTrouble says in words that a container's log does not answer, or that output of a
+// container that runs is in no log; of one that has ended its Exit says that. Nothing
+// where all is well, or that is not known. It does not block.
+func (c *Client) LogTrouble(id string) string {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if e, ok := c.table[id]; ok {
+	e, ok := c.table[id]
+	switch {
+	case !ok:
+		return ""
+	case e.exit != nil || e.dropped == "":
 		return e.stalled
+	case e.stalled == "":
+		return e.dropped
 	}
-	return ""
+	return e.stalled + "; " + e.dropped
 }
 
 // unreported is how long the monitor may take to report an end that the kernel

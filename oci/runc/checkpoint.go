@@ -24,9 +24,12 @@ func (r *Runtime) CanCheckpoint(ctx context.Context) error {
 	if f, err := r.Features(ctx); err == nil && f.Annotations["org.opencontainers.runc.checkpoint.enabled"] == "false" {
 		return fmt.Errorf("%w: %s was built without it", oci.ErrNoCheckpoint, filepath.Base(r.binary))
 	}
-	path, err := exec.LookPath("criu")
-	if err != nil {
+	path, err := regular.Program("criu", func(path string) error { return r.answer(ctx, path) })
+	if errors.Is(err, exec.ErrNotFound) {
 		return fmt.Errorf("%w: criu is not installed", oci.ErrNoCheckpoint)
+	}
+	if err != nil {
+		return fmt.Errorf("find criu in PATH: %w", err)
 	}
 	var out tail
 	cmd := exec.CommandContext(ctx, path, "check")

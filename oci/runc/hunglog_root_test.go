@@ -74,7 +74,7 @@ func hangingLog(t *testing.T, i *installed) (n *node, s *said, b *box, thaw func
 	b.run()
 	n.eventually("it logs", func() bool { info, err := os.Stat(b.log); return err == nil && info.Size() > 0 })
 	freeze()
-	n.eventually("the daemon knows that the log hangs", func() bool { return n.client.Stalled(b.id) != "" })
+	n.eventually("the daemon knows that the log hangs", func() bool { return n.client.LogTrouble(b.id) != "" })
 	return n, s, b, thaw
 }
 
@@ -86,7 +86,7 @@ func TestLogThatHangs(t *testing.T) {
 	n, s, b, thaw := hangingLog(t, i)
 	defer thaw()
 	want := fmt.Sprintf("container %s: the log %s has not answered for 1", b.id, b.log)
-	if text := n.client.Stalled(b.id); !strings.HasPrefix(text, want) || !s.told(want) {
+	if text := n.client.LogTrouble(b.id); !strings.HasPrefix(text, want) || !s.told(want) {
 		t.Errorf("it is said %q, and in the log %q; want %q", text, s.troubles, want)
 	}
 	i.next()
@@ -105,7 +105,7 @@ func TestLogThatHangs(t *testing.T) {
 		t.Errorf("another container: %+v", x)
 	}
 	thaw()
-	n.eventually("it is said that the log answers", func() bool { return s.told("answers again") && n.client.Stalled(b.id) == "" })
+	n.eventually("it is said that the log answers", func() bool { return s.told("answers again") && n.client.LogTrouble(b.id) == "" })
 	n.allLines(b)
 	n.renew()
 }

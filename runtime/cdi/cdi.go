@@ -14,6 +14,7 @@
 package cdi
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"os"
@@ -24,6 +25,7 @@ import (
 
 	rspec "github.com/opencontainers/runtime-spec/specs-go"
 	lib "tags.cncf.io/container-device-interface/pkg/cdi"
+	format "tags.cncf.io/container-device-interface/specs-go"
 
 	"berth/oci/spec"
 )
@@ -95,6 +97,32 @@ func (d *Devices) Inject(sp *rspec.Spec, names []string) error {
 		return fmt.Errorf("inject CDI devices %s: %w", strings.Join(names, ","), err)
 	}
 	return nil
+}
+
+// HostPaths are the paths on the node of device nodes and mounts that the named
+// devices want, read anew. A device that no file defines has none: Inject says so.
+func (d *Devices) HostPaths(names []string) (paths []string, err error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if err := d.look(); err != nil {
+		return nil, err
+	}
+	for _, name := range names {
+		dev := d.cache.GetDevice(name)
+		if dev == nil {
+			continue
+		}
+		for _, e := range []*format.ContainerEdits{&dev.ContainerEdits, &dev.GetSpec().ContainerEdits} {
+			for _, n := range e.DeviceNodes {
+				paths = append(paths, cmp.Or(n.HostPath, n.Path))
+			}
+			for _, m := range e.Mounts {
+				paths = append(paths, m.HostPath)
+			}
+		}
+	}
+	slices.Sort(paths)
+	return slices.Compact(paths), nil
 }
 
 // whyUnknown names the directories, and the files in them that cannot be used.
