@@ -106,7 +106,7 @@ func (s *Store) pull(ctx context.Context, j job, c *Credentials, policyFile stri
 		if err != nil {
 			return nil, err
 		}
-		return &remote{Source: from, ref: ref}, nil
+		return &remote{Source: from, ref: ref, answer: j.answer}, nil
 	}
 	if j.policy, err = within(ctx, func() (*policy.Policy, error) { return policy.Read(policyFile) }); err != nil {
 		return "", err

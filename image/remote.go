@@ -15,7 +15,8 @@ import (
 // Every wait for an answer is bounded there; that for a blob's bytes is not.
 type remote struct {
 	*registries.Source
-	ref types.ImageReference // the name, as signature policies see it
+	ref    types.ImageReference                             // the name, as signature policies see it
+	answer func(ctx context.Context, paths ...string) error // as PullRequest.Answer
 }
 
 // Reference of the image.

@@ -76,6 +76,13 @@ func (r *remote) signatureAt(ctx context.Context, at string, most int64) ([]byte
 	if u.Scheme != "file" {
 		return r.Aside(ctx, at, most)
 	}
+	if r.answer != nil {
+		if err := r.answer(ctx, u.Path); errors.Is(err, context.DeadlineExceeded) {
+			return nil, fmt.Errorf("%w: lookaside of image.registries_dir: %w", registries.ErrHangs, err)
+		} else if err != nil {
+			return nil, err
+		}
+	}
 	f, err := openArchive(u.Path)
 	if err != nil {
 		return nil, err

@@ -122,6 +122,7 @@ func (c *container) takeOverLog(tapeFD, logFD int) error {
 		}
 	}
 	c.log = &logFile{path: path, tape: t, fd: logFD, inherited: true, lost: lost}
+	c.log.dropped.Store(t.get(wordDropped))
 	return nil
 }
 

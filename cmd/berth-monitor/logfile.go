@@ -7,6 +7,7 @@ import (
 	"log"
 	"os"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -26,6 +27,7 @@ type logFile struct {
 	lost      bool       // inherited without what was in the tape
 	caughtUp  sync.Once
 	stall     stall
+	dropped   atomic.Int64 // the tape's wordDropped, also when that is gone
 
 	mu       sync.Mutex // held while a batch is written, for as long as the filesystem takes
 	lastSaid time.Time  // guarded by mu; when trouble was last told
@@ -137,6 +139,7 @@ func (l *logFile) drop(out []byte, done int, size, raw int64, cause error) {
 	}
 	lost := raw * int64(len(out)-whole) / int64(len(out))
 	l.tape.set(wordDropped, l.tape.get(wordDropped)+max(lost, 1))
+	l.dropped.Store(l.tape.get(wordDropped))
 	if time.Since(l.lastSaid) > time.Minute {
 		l.lastSaid = time.Now()
 		text := fmt.Sprintf("write %s: %v: output is dropped, about %d bytes until now", l.path, cause, l.tape.get(wordDropped))
@@ -150,7 +153,7 @@ func (l *logFile) troubles() (list []monitor.Error) {
 	if l.stalled() >= stallTold {
 		list = append(list, monitor.Error{Kind: monitor.Stalled, Text: l.stalledText()})
 	}
-	if lost := l.tape.get(wordDropped); lost > 0 {
+	if lost := l.dropped.Load(); lost > 0 {
 		list = append(list, monitor.Error{Kind: monitor.Dropped, Text: fmt.Sprintf("about %d bytes of its output are not in %s, which could not be written", lost, l.path)})
 	}
 	return list

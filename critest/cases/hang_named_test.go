@@ -25,11 +25,12 @@ func TestHungPathsThatFilesName(t *testing.T) {
 	for _, name := range []string{"keys", "cas", "devs"} {
 		put(t, filepath.Join(at(name), hung.File), "x", 0o644)
 	}
-	put(t, at("policy.json"), fmt.Sprintf(`{"default": [{"type": "insecureAcceptAnything"}], "transports": {"docker": {"other.test": [
+	put(t, at("policy.json"), fmt.Sprintf(`{"default": [{"type": "insecureAcceptAnything"}], "transports": {"docker": {"registry.k8s.io/pause": [{"type": "reject"}], "other.test": [
 		{"type": "signedBy", "keyType": "GPGKeys", "keyPath": %q}]}}}`, filepath.Join(at("keys"), hung.File)), 0o644)
+	put(t, at("registries.d/all.yaml"), "default-docker:\n  lookaside: file://"+at("signatures")+"\n", 0o644)
 	put(t, at("auth.json"), `{"credsStore": "far"}`, 0o600)
 	put(t, at("helpers/docker-credential-far"), "#!/bin/sh\necho credentials not found in native keychain\nexit 1\n", 0o755)
-	for _, name := range []string{"hosts", "cdi"} {
+	for _, name := range []string{"hosts", "cdi", "signatures"} {
 		if err := os.Mkdir(at(name), 0o755); err != nil {
 			t.Fatal(err)
 		}
@@ -37,7 +38,7 @@ func TestHungPathsThatFilesName(t *testing.T) {
 	t.Setenv("PATH", os.Getenv("PATH")+":"+at("helpers"))
 	h := &hungFiles{dir: dir, env: start(t, node.Options{Settings: map[string]string{
 		"runtime": fmt.Sprintf("host_path_timeout = \"1s\"\ncdi_dirs = [%q]", at("cdi")),
-		"image":   fmt.Sprintf("auth_file = %q\npolicy = %q\nhosts_dir = %q", at("auth.json"), at("policy.json"), at("hosts")),
+		"image":   fmt.Sprintf("auth_file = %q\npolicy = %q\nhosts_dir = %q\nregistries_dir = %q", at("auth.json"), at("policy.json"), at("hosts"), at("registries.d")),
 	}})}
 	h.pull(images.Busybox)
 	h.config = h.sandbox()
@@ -47,10 +48,13 @@ func TestHungPathsThatFilesName(t *testing.T) {
 	put(t, at("cdi/far.json"), fmt.Sprintf(`{"cdiVersion": "0.6.0", "kind": "vendor.test/far", "devices": [
 		{"name": "node", "containerEdits": {"deviceNodes": [{"path": "/dev/far", "hostPath": %[1]q, "type": "c", "major": 1, "minor": 3}]}},
 		{"name": "mount", "containerEdits": {"mounts": [{"hostPath": %[1]q, "containerPath": "/far"}]}}]}`, filepath.Join(at("devs"), hung.File)), 0o644)
-	pull := func() error {
-		_, err := h.im.PullImage(h.ctx, &cri.PullImageRequest{Image: &cri.ImageSpec{Image: images.Busybox}})
-		return err
+	pullOf := func(image string) func() error {
+		return func() error {
+			_, err := h.im.PullImage(h.ctx, &cri.PullImageRequest{Image: &cri.ImageSpec{Image: image}})
+			return err
+		}
 	}
+	pull := pullOf(images.Busybox)
 	create := func(device string) func() error {
 		return func() error {
 			c := command("c"+device, "true")
@@ -70,6 +74,7 @@ func TestHungPathsThatFilesName(t *testing.T) {
 		{"a create, for a policy's key", "keys", at("policy.json"), create(""), true},
 		{"a pull, for a certificate of hosts.toml", "cas", at("hosts/other.test/hosts.toml"), pull, false},
 		{"a pull, for a credential helper", "helpers", at("auth.json"), pull, false},
+		{"a pull, for signatures beside a registry", "signatures", "image.registries_dir", pullOf(images.Pause), false},
 		{"a create, for a device of CDI", "devs", "runtime.cdi_dirs", create("node"), false},
 		{"a create, for a mount of CDI", "devs", "runtime.cdi_dirs", create("mount"), false},
 	} {

@@ -24,8 +24,8 @@ var (
 	// ErrConfig: the node's configuration does not allow the request, or cannot
 	// be read.
 	ErrConfig = errors.New("registry configuration")
-	// ErrHangs: a program of the node that the pull needs does not answer.
-	ErrHangs = errors.New("credential helper")
+	// ErrHangs: what the pull needs of the node does not answer.
+	ErrHangs = errors.New("needed by the pull")
 	// ErrIdle: an endpoint sent nothing for too long. It is ErrUnavailable too.
 	ErrIdle = fmt.Errorf("%w: no data", ErrUnavailable)
 )
