@@ -43,6 +43,19 @@ func (m *Manager) Cached() ([]Attachment, error) {
 	return list, nil
 }
 
+// Forget removes what libcni has cached of a pod that has given its addresses back: a
+// disk that was read-only then has kept it. Idempotent.
+func (m *Manager) Forget(pod string) error {
+	files, err := filepath.Glob(filepath.Join(m.o.CacheDir, "results", "*-"+pod+"-"+IfName))
+	for _, f := range files {
+		err = errors.Join(err, os.Remove(f))
+	}
+	if err != nil {
+		return fmt.Errorf("clean the cache of CNI: %w", err)
+	}
+	return nil
+}
+
 const maxCached = 64 << 20 // bytes of what is cached of one pod
 
 // cleanCache deletes what libcni, which reads all that is there, could not read to

@@ -1,6 +1,8 @@
 package runtime
 
 import (
+	"time"
+
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"berth/image"
@@ -11,7 +13,12 @@ import (
 // Metrics are the daemon's own, to be served.
 func (s *Service) Metrics() *exporter.Metrics { return s.metrics }
 
+// quietAfter is how long no operation ends before the daemon gives memory back: what a
+// burst has grown is not needed to wait.
+const quietAfter = 5 * time.Second
+
 func (s *Service) operationEnded(o *operation.Operation) {
+	s.quiet.Reset(quietAfter)
 	s.failures.note(o)
 	for _, step := range o.Steps() {
 		s.metrics.Step(o.Verb, step.Name, step.Took)

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"runtime/debug"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -110,7 +111,8 @@ type Service struct {
 	background operation.Crew
 	warned     sync.Map // texts of warnings that were logged
 	preloading sync.Mutex
-	forgetting sync.Mutex // of pods
+	forgetting sync.Mutex  // of pods
+	quiet      *time.Timer // see quietAfter
 }
 
 // New makes a Service over its parts. Restore must be called before it serves.
@@ -140,6 +142,7 @@ func New(p Parts) (*Service, error) {
 		stats:      stats.NewCollector(stats.OpenCgroups(stats.DefaultRoot), rootfs.Usage),
 	}
 	s.metrics = exporter.New(p.Version, s.scraped)
+	s.quiet = time.AfterFunc(quietAfter, debug.FreeOSMemory)
 	s.operations.Watch(s.operationEnded)
 	s.operations.Explain(func(o *operation.Operation) string { return waitsText(s.waitsOf(o)) })
 	p.Images.WatchPulls(s.pullEnded)
@@ -172,6 +175,7 @@ func (s *Service) Close(ctx context.Context) {
 		s.operations.Wait(undo)
 	}
 	s.background.Wait(ctx)
+	s.quiet.Stop()
 	if err := s.Records.Save(); err != nil {
 		s.Log.WithError(err).Warn("the next daemon finds out again what the disk does not take")
 	}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	goruntime "runtime"
 	"sync"
 	"syscall"
 	"testing"
@@ -232,5 +233,41 @@ func TestStopGoesOnBehindTheEndOfPause(t *testing.T) {
 	}
 	if err := stop(); err != nil {
 		t.Errorf("the stop again: %v", err)
+	}
+}
+
+// What a burst has grown goes back to the node when no operation has ended for a while.
+func TestMemoryIsGivenBack(t *testing.T) {
+	n := newNode(t)
+	forced := func() uint32 {
+		var m goruntime.MemStats
+		goruntime.ReadMemStats(&m)
+		return m.NumForcedGC
+	}
+	pod := n.runPod(n.hostPod("web"))
+	before := forced()
+	eventually(t, "memory is given back", func() bool { return forced() > before })
+	_, err := n.RemovePodSandbox(t.Context(), &cri.RemovePodSandboxRequest{PodSandboxId: pod})
+	must(t, err)
+}
+
+// A disk that was read-only as the addresses were given back has kept what libcni
+// cached; it goes with the pod.
+func TestCacheOfTheNetworkGoesWithThePod(t *testing.T) {
+	n := newNode(t)
+	pod := n.runPod(n.bridgePod("web"))
+	files, err := filepath.Glob(filepath.Join(n.cfg.Root, "cni", "results", "*-"+pod+"-*"))
+	if err != nil || len(files) != 1 {
+		t.Fatalf("cached: %q, %v", files, err)
+	}
+	cached, err := os.ReadFile(files[0])
+	must(t, err)
+	_, err = n.StopPodSandbox(t.Context(), &cri.StopPodSandboxRequest{PodSandboxId: pod})
+	must(t, err)
+	must(t, os.WriteFile(files[0], cached, 0o600))
+	_, err = n.RemovePodSandbox(t.Context(), &cri.RemovePodSandboxRequest{PodSandboxId: pod})
+	must(t, err)
+	if _, err := os.Lstat(files[0]); err == nil {
+		t.Errorf("%s is left", files[0])
 	}
 }

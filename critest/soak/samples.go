@@ -140,9 +140,13 @@ func (s sizes) String() string {
 	return strings.Join(parts, ", ")
 }
 
+// quiet is more than the time after which daemon and monitor give memory back.
+const quiet = 8 * time.Second
+
 // rest measures an idle node once it has come to rest.
 func (s *samples) rest(ctx context.Context, w *world) {
 	var last sizes
+	time.Sleep(quiet)
 	for end := time.Now().Add(15 * time.Second); time.Now().Before(end) && ctx.Err() == nil; time.Sleep(time.Second) {
 		now, err := w.now(ctx)
 		if err != nil {
