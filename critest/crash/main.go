@@ -12,7 +12,8 @@
 //	fail          from the step on the disk is full or read-only; or runc, or a
 //	              CNI plugin, refuses, fails behind its effect, is killed, talks
 //	              nonsense or hangs
-//	daemon-call   the daemon is killed in a system call that changes something
+//	daemon-call   the daemon is killed in a system call that changes something, or
+//	              sends the monitor a message
 //	monitor-call  the monitor is, in one of its own
 //	fail-call     the system call of either fails
 //

@@ -128,7 +128,8 @@ var misbehaviour = []struct {
 	{"CheckpointContainer", "runc", "checkpoint", []string{"refuses", "loses", "killed", "hangs"}, []int{1}, ""},
 	{"CheckpointPod", "runc", "checkpoint", []string{"refuses", "loses", "killed", "hangs"}, []int{1}, ""},
 	{"RestorePod", "runc", "restore", []string{"refuses", "loses", "killed", "hangs"}, []int{1}, ""},
-	{"ExecSync main", "runc", "exec", []string{"refuses", "loses", "killed", "hangs"}, []int{1}, ""},
+	// A command without end neither loses its end nor is waited for.
+	{"ExecSync main", "runc", "exec", []string{"refuses", "loses", "killed", "hangs"}, []int{1}, "sessions"},
 	{"UpdateContainerResources", "runc", "update", []string{"refuses", "loses", "killed", "hangs"}, []int{1}, ""},
 	{"RemoveContainer", "runc", "delete", []string{"refuses", "loses", "killed", "hangs"}, []int{1}, ""},
 	{"RunPodSandbox", "bridge", "ADD", []string{"refuses", "loses", "killed", "babbles", "hangs"}, []int{1}, ""},

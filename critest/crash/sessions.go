@@ -13,6 +13,7 @@ import (
 	"strings"
 	"time"
 
+	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/portforward"
 	"k8s.io/client-go/tools/remotecommand"
@@ -36,6 +37,7 @@ type sessions struct {
 // session is one client.
 type session struct {
 	seen   node.Screen
+	told   node.Screen       // what the client's library tells nobody but its log
 	ended  chan error        // receives the end once
 	hangUp func()            // ends it from the client's side; idempotent
 	ask    func(n int) error // nil: it speaks unasked
@@ -205,6 +207,9 @@ func tunnel(ctx context.Context, to string, port int32) (*session, error) {
 			close(stop)
 		}
 	}
+	utilruntime.ErrorHandlers = []utilruntime.ErrorHandler{func(_ context.Context, err error, _ string, _ ...any) {
+		fmt.Fprintln(&one.told, err)
+	}}
 	ended := make(chan error, 1)
 	go func() { ended <- f.ForwardPorts() }()
 	select {
@@ -239,14 +244,14 @@ func (one *session) speaks(ctx context.Context) error {
 		if err := one.ask(before); errors.Is(err, errSilent) {
 			return err
 		} else if err != nil {
-			return fmt.Errorf("the session has ended: %w, saying %q", err, one.seen.String())
+			return fmt.Errorf("the session has ended: %w, saying %q (%s)", err, one.seen.String(), one.told.String())
 		}
 	}
 	for len(one.seen.String()) == before {
 		select {
 		case err := <-one.ended:
 			one.ended <- err
-			return fmt.Errorf("the session has ended: %w, saying %q", errors.Join(err, io.EOF), one.seen.String())
+			return fmt.Errorf("the session has ended: %w, saying %q (%s)", errors.Join(err, io.EOF), one.seen.String(), one.told.String())
 		case <-ctx.Done():
 			return errSilent
 		case <-time.After(5 * time.Millisecond):

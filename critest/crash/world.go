@@ -325,6 +325,9 @@ func (w *world) clear(ctx context.Context) {
 		w.rebooted = false
 		_ = w.relaunch(limited)
 	}
+	for seen := w.watcher.looked(); limited.Err() == nil && w.watcher.looked() < seen+2; { // one look was under way
+		time.Sleep(between)
+	}
 	_ = w.watcher.took()
 }
 
