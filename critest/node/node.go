@@ -110,7 +110,7 @@ func Start(ctx context.Context, o Options) (*Node, error) {
 		n.Leases = filepath.Join(n.Root(), "leases")
 	}
 	n.Bridge = fmt.Sprintf("bt%d-%d", os.Getpid(), id)
-	n.Subnet = fmt.Sprintf("10.88.%d.0/24", id)
+	n.Subnet = fmt.Sprintf("10.88.%d.0/24", id%256) // of so many nodes the first ones are closed
 	n.scope = leakcheck.Scope{
 		Paths: []string{n.Dir}, Tables: true, Leases: []string{n.Leases}, Cgroups: []string{n.Bridge},
 		Files: []string{
