@@ -47,11 +47,13 @@ func serveCommand() *cobra.Command {
 			// From the first moment on: what nobody waits for ends a process.
 			hangups := make(chan os.Signal, 1)
 			signal.Notify(hangups, syscall.SIGHUP)
+			o := beginOnset(logrus.NewEntry(logrus.StandardLogger()), "read and check the configuration")
+			defer o.over()
 			f, err := load(file)
 			if err != nil {
 				return err
 			}
-			return serve(file, f.Config, hangups)
+			return serve(file, f.Config, hangups, o)
 		},
 	}
 	c.Flags().StringVar(&file, "config", "", "TOML configuration file; none: the defaults (see berth config default)")
@@ -59,7 +61,7 @@ func serveCommand() *cobra.Command {
 }
 
 // serve runs the daemon until SIGTERM or SIGINT. Containers outlive it.
-func serve(file string, cfg config.Config, hangups <-chan os.Signal) error {
+func serve(file string, cfg config.Config, hangups <-chan os.Signal, o *onset) error {
 	syscall.Umask(0o022) // a socket must not be everybody's for one moment, whoever has started the daemon
 	setLevel(cfg.LogLevel)
 	log := logrus.NewEntry(logrus.StandardLogger())
@@ -67,8 +69,8 @@ func serve(file string, cfg config.Config, hangups <-chan os.Signal) error {
 		return err
 	}
 	log.WithFields(logrus.Fields{"version": version, "pid": os.Getpid(), "root": cfg.Root, "state": cfg.State}).Info("berth starts")
-	d := &assembled{onset: beginOnset(log, "take the locks of root and state")}
-	defer d.onset.over()
+	d := &assembled{onset: o}
+	o.at("take the locks of root and state")
 	d.systemd, d.shelved = takeSystemd()
 
 	monitor.DefaultThreadSignals()
