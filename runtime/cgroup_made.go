@@ -94,9 +94,6 @@ func (s *Service) forget(sb *sandbox.Sandbox) error {
 	if err := s.removeMadeCgroups(sb); err != nil {
 		return err
 	}
-	if err := s.networkFor(sb).Forget(sb.ID); err != nil {
-		return err
-	}
 	return s.Records.Sandboxes.Remove(sb.ID)
 }
 

@@ -71,6 +71,9 @@ func (s *Service) removeSandbox(ctx context.Context, id string) error {
 	if err := os.RemoveAll(filepath.Dir(s.shmPath(id))); err != nil {
 		return fmt.Errorf("remove state of %s: %w", id, err)
 	}
+	if err := s.networkFor(sb).Forget(id); err != nil {
+		return err
+	}
 	s.exits.forget(id)
 	s.plugins.RemovePodSandbox(ctx, id)
 	err = s.forget(sb)

@@ -22,9 +22,9 @@ type onset struct {
 	since time.Time // guarded by mu
 }
 
-// onsetTold is after what time a step is told, once each; from the last one on it is told
-// as often as that again.
-var onsetTold = []time.Duration{2 * time.Second, 10 * time.Second, 30 * time.Second, time.Minute}
+// onsetTold is after what time a step is told; the next time is four times as long, and
+// so on.
+const onsetTold = 2 * time.Second
 
 func beginOnset(log *logrus.Entry, step string) *onset {
 	ended := make(chan struct{})
@@ -41,13 +41,13 @@ func (o *onset) at(step string) {
 }
 
 func (o *onset) watch(ended <-chan struct{}) {
-	last := onsetTold[len(onsetTold)-1]
-	var of time.Time // since when the step is there that was told
-	told := 0
-	for tick := time.NewTicker(200 * time.Millisecond); ; {
+	tick := time.NewTicker(200 * time.Millisecond)
+	defer tick.Stop()
+	var of time.Time // since when the step is there that next is about
+	var next time.Duration
+	for {
 		select {
 		case <-ended:
-			tick.Stop()
 			return
 		case <-tick.C:
 		}
@@ -55,21 +55,21 @@ func (o *onset) watch(ended <-chan struct{}) {
 		step, since := o.step, o.since
 		o.mu.Unlock()
 		if !since.Equal(of) {
-			of, told = since, 0
-		}
-		next := last * time.Duration(told-len(onsetTold)+2)
-		if told < len(onsetTold) {
-			next = onsetTold[told]
+			of, next = since, onsetTold
 		}
 		if took := time.Since(since); took >= next {
-			told++
-			log := o.log.WithFields(logrus.Fields{"step": step, "for": took.Round(time.Second)})
-			if stuck := waits(); stuck != "" {
-				log = log.WithField("waits", stuck)
-			}
-			log.Warn("the start takes long; nobody can connect yet")
+			next *= 4
+			o.tell(step, took)
 		}
 	}
+}
+
+func (o *onset) tell(step string, took time.Duration) {
+	log := o.log.WithFields(logrus.Fields{"step": step, "for": took.Round(time.Second)})
+	if stuck := waits(); stuck != "" {
+		log = log.WithField("waits", stuck)
+	}
+	log.Warn("the start takes long; nobody can connect yet")
 }
 
 // maxWaits bounds what is told of the daemon's threads.

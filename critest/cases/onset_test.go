@@ -2,6 +2,7 @@ package cases
 
 import (
 	"context"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -48,4 +49,28 @@ func TestSlowStartIsTold(t *testing.T) {
 	}
 	e.removePod(pod)
 	e.empty("the start")
+}
+
+// What the configuration names is asked about before the first line of the log; that
+// too is told, and the refusal has the path.
+func TestHungConfigurationIsTold(t *testing.T) {
+	certs := t.TempDir()
+	h := &hungFiles{env: start(t, node.Options{Settings: map[string]string{
+		"runtime": `host_path_timeout = "4s"`, "image": fmt.Sprintf("certs_dir = %q", certs)}})}
+	if err := h.Terminate(); err != nil {
+		t.Fatal(err)
+	}
+	h.while(certs, func() {
+		if err := h.Launch(h.ctx); err == nil {
+			t.Error("the daemon has started")
+		}
+		for _, want := range []string{`step="read and check the configuration"`, "path " + certs + " does not answer"} {
+			if !strings.Contains(h.logged(), want) {
+				t.Errorf("the log does not say %q: %s", want, h.LogTail(5))
+			}
+		}
+	})
+	if err := h.Launch(h.ctx); err != nil {
+		t.Fatal(err)
+	}
 }

@@ -305,7 +305,7 @@ func TestCreateWhileTheMonitorDies(t *testing.T) {
 func TestCreateOutlivesItsMonitor(t *testing.T) {
 	n := newNode(t)
 	failed := 0
-	for range 20 {
+	for i := 0; i < 20 || failed == 0 && i < 200; i++ {
 		b := n.box("sleep 1000")
 		pid := n.client.MonitorPID()
 		stop, killed := make(chan struct{}), make(chan struct{})
